@@ -1,0 +1,1 @@
+"""Problems, prompt templates and deterministic batches."""

@@ -1,0 +1,1 @@
+"""Grading, evaluation of the student alone, statistics."""

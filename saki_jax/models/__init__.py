@@ -1,0 +1,1 @@
+"""Qwen3 in flax.nnx: configuration, module, cache, sharding, Hugging Face files."""

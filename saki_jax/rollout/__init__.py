@@ -1,0 +1,1 @@
+"""Exact sampling from the bridge q: draft, verify, couple, commit."""

@@ -1,0 +1,1 @@
+"""Routing, objective, optimizer, checkpoints and the training loop."""
