@@ -1,4 +1,10 @@
-"""`Prompts` in, `Rollout` out: the only seam between generation and training."""
+"""`Prompts` in, `Rollout` out: the only seam between generation and training.
+
+The annotations tell the shapes of the arrays. They are not enforced (`no_type_check`), because the
+same trees carry shardings, shapes and NumPy arrays when JAX maps over them.
+"""
+
+from typing import no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +12,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 
+@no_type_check
 @struct.dataclass
 class Prompts:
     """Rows to be answered; a prompt with M samples stands in M rows.
@@ -22,6 +29,7 @@ class Prompts:
     sequence_id: Int[Array, "B"]
 
 
+@no_type_check
 @struct.dataclass
 class Counters:
     """What a rollout cost. Scalars; forwards count calls of a model, whatever their batch."""
@@ -33,6 +41,7 @@ class Counters:
     committed: Int[Array, ""]  # response tokens kept
 
 
+@no_type_check
 @struct.dataclass
 class Rollout:
     """A finished batch of responses, aligned by response position (paper 3.3; METHODS section 4).
