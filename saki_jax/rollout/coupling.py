@@ -1,0 +1,63 @@
+"""Maximal coupling of the student's proposal with the bridge (paper 3.3, appendices G and I).
+
+z ~ p is kept with probability min(1, q(z)/p(z)); otherwise y ~ [q - p]+ / TV(p, q). Then y ~ q and
+Pr(y corrected) = TV(p, q).
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from saki_jax.rollout.bridge import Bridge, log_ratios
+from saki_jax.rollout.keys import gumbel
+
+
+def draw(logits: Float[Array, "*B V"], keys: jax.Array) -> Int[Array, "*B"]:
+    """One token of softmax(logits) a row, by Gumbel-max; ``keys`` [*B].
+
+    A row with NaN or without any finite logit gives some id inside the vocabulary; such rows are
+    flagged by the bridge (`Bridge.nonfinite`).
+    """
+    noise = gumbel(keys, logits.shape[-1])
+    return jnp.argmax(logits.astype(jnp.float32) + noise, axis=-1).astype(jnp.int32)
+
+
+def rejects(v: Float[Array, "*B"], x: Float[Array, "*B"]) -> Bool[Array, "*B"]:
+    """Whether a proposal with log-ratio x = log q(z) - log p(z) is rejected by the uniform v.
+
+    In complementary form, because 1 - q/p keeps its digits where q is close to p: reject iff
+    v < rho = -expm1(min(x, 0)) or rho >= 1. A token with q = 0 is rejected by every v, one with
+    q >= p by none.
+    """
+    rho = -jnp.expm1(jnp.minimum(x, 0.0))
+    return (v < rho) | (rho >= 1)
+
+
+def accept_probability(x: Float[Array, "*B"]) -> Float[Array, "*B"]:
+    """min(1, q(z) / p(z)) from x = log q(z) - log p(z)."""
+    return jnp.exp(jnp.minimum(x, 0.0))
+
+
+def draw_residual(
+    bridge: Bridge,
+    logits_p: Float[Array, "*B V"],
+    logits_t: Float[Array, "*B V"],
+    keys: jax.Array,
+) -> tuple[Int[Array, "*B"], Bool[Array, "*B"]]:
+    """A correction y ~ [q - p]+ / TV(p, q) for each row given, and whether there is one.
+
+    Args:
+      bridge: the solved bridge of these rows (index it down to the rejected rows first).
+      logits_p, logits_t: the logits from which it was solved.
+      keys: [*B], purpose RESIDUAL.
+
+    Returns:
+      Tokens and ``found``. Where ``found`` is False no token has q > p: after rounding p and q are
+      equal, so keep the proposal, count it as accepted and report a residual mass of 0.
+    """
+    a, b = logits_p.astype(jnp.float32), logits_t.astype(jnp.float32)
+    _, _, log_q, x = log_ratios(bridge, a, b)
+    # log [q - p]+ = log q + log(1 - e^-x)
+    weight = jnp.where(x > 0, log_q + jnp.log(-jnp.expm1(-x)), -jnp.inf)
+    found = jnp.any(weight > -jnp.inf, axis=-1)
+    return draw(weight, keys), found
