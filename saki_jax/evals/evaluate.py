@@ -1,0 +1,222 @@
+"""Evaluation of a model alone: k sampled responses a problem, graded; no teacher anywhere.
+
+Usage::
+
+    generate = make_generate(student, spec)              # rollout.generate; spec has the eval cap
+    encoded = encode_prompts(problems, tokenizer, prompt_format, max_length=...)
+    scores = evaluate(generate, params, encoded, tokenizer, samples=8, seed=0, batch_rows=256)
+    scores.summary()                                     # {"mean_at_8": .., "pass_at_8": .., ..}
+
+Randomness comes from the evaluation seed, the problem's place in the set and the sample's number
+under a purpose of its own, so training seed, epsilon and step cannot change an evaluation and an
+evaluation cannot change training (case R21). Two evaluations of one set share their noise.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from saki_jax.data.template import EncodedPrompts
+from saki_jax.evals.grade import Verdict, grade
+from saki_jax.evals.score import counts_by_problem, mean_at_k, mean_pass_at_k
+from saki_jax.models.lm import Params
+from saki_jax.models.tokenizer import Tokenizer
+from saki_jax.rollout.batch import Prompts, Rollout
+from saki_jax.rollout.keys import Purpose, step_key
+
+log = logging.getLogger(__name__)
+
+Generate = Callable[..., Rollout]
+"""``(params, prompts, key, purpose, on_progress=None) -> Rollout``, see `rollout.generate`."""
+
+
+@dataclass(frozen=True)
+class Response:
+    """One graded sample.
+
+    Attributes:
+      problem_id: the problem.
+      sample: 0 <= sample < k.
+      tokens: response ids, the end token included; ids without a token stay in.
+      text: the decoded response.
+      verdict: the grader's word.
+      finished: ended by an end token; otherwise cut by the length cap.
+    """
+
+    problem_id: str
+    sample: int
+    tokens: tuple[int, ...]
+    text: str
+    verdict: Verdict
+    finished: bool
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What an evaluation found; shares are in [0, 1].
+
+    Attributes:
+      samples: k.
+      problems: number of problems.
+      mean_at_k: mean correctness, problems weighted equally.
+      pass_at_k: share of problems with at least one right sample of the k.
+      verdicts: how many responses got each verdict.
+      truncated: share of responses cut by the length cap.
+      mean_length: response tokens, the end token included.
+      unknown_ids: sampled ids that have no token.
+      nonfinite: responses during which the model emitted NaN.
+      responses: all of them, problem-major.
+    """
+
+    samples: int
+    problems: int
+    mean_at_k: float
+    pass_at_k: float
+    verdicts: dict[str, int]
+    truncated: float
+    mean_length: float
+    unknown_ids: int
+    nonfinite: int
+    responses: tuple[Response, ...]
+
+    def summary(self) -> dict:
+        """The figures as a JSON object, without the responses."""
+        return {
+            f"mean_at_{self.samples}": self.mean_at_k,
+            f"pass_at_{self.samples}": self.pass_at_k,
+            "problems": self.problems,
+            "samples": self.samples,
+            "verdicts": self.verdicts,
+            "truncated": self.truncated,
+            "mean_length": self.mean_length,
+            "unknown_ids": self.unknown_ids,
+            "nonfinite": self.nonfinite,
+        }
+
+
+class TeacherCalledError(RuntimeError):
+    """An evaluation's rollout says that the teacher ran; its scores would not be the student's."""
+
+
+def evaluate(
+    generate: Generate,
+    params: Params,
+    encoded: EncodedPrompts,
+    tokenizer: Tokenizer,
+    *,
+    samples: int,
+    seed: int,
+    batch_rows: int = 0,
+    on_progress: Callable | None = None,
+) -> Scores:
+    """Samples and grades ``samples`` responses to every problem.
+
+    Args:
+      generate: student-only generation, made for the evaluation's own length cap.
+      params: the model's parameters.
+      encoded: the problems, distinct ids.
+      tokenizer: decodes responses.
+      samples: k.
+      seed: of the evaluation, apart from any training seed.
+      batch_rows: rows a call, the same every call: the last is filled up with rows that are
+        thrown away. 0: one call with all rows.
+      on_progress: handed to ``generate``.
+
+    Raises:
+      TeacherCalledError: when a rollout counts teacher forwards.
+      ValueError: when ids repeat.
+    """
+    ids = [problem.id for problem in encoded.problems]
+    repeated = [name for name, n in Counter(ids).items() if n > 1]
+    if repeated:
+        raise ValueError(
+            f"{len(repeated)} problem ids occur more than once (first: {repeated[0]!r}); samples "
+            "are grouped by id, so pass distinct problems (prompts.distinct_for_evaluation)"
+        )
+    rows = len(encoded) * samples
+    size = batch_rows or rows
+    key = step_key(seed, 0)
+    responses, nonfinite = [], 0
+    for first in range(0, rows, size):
+        prompts, real = evaluation_rows(encoded, samples, first, size)
+        rollout = generate(params, prompts, key, Purpose.EVALUATION, on_progress=on_progress)
+        found = _fetch(rollout)
+        nonfinite += int(found["nonfinite"][:real].sum())
+        responses += [
+            _response(encoded, tokenizer, samples, first + r, found, r) for r in range(real)
+        ]
+    return _scores(responses, samples, tokenizer, nonfinite)
+
+
+def evaluation_rows(
+    encoded: EncodedPrompts, samples: int, first: int, size: int
+) -> tuple[Prompts, int]:
+    """Rows ``first .. first + size`` of the problem-major list of all samples.
+
+    Returns:
+      The prompts of exactly ``size`` rows and how many of them are real; those behind repeat the
+      last problem under sequence ids of their own.
+    """
+    row = np.arange(first, first + size)
+    problem = np.minimum(row // samples, len(encoded) - 1)
+    prompts = Prompts(
+        tokens=jnp.asarray(encoded.tokens[problem]),
+        length=jnp.asarray(encoded.length[problem]),
+        sequence_id=jnp.asarray(row, jnp.int32),
+    )
+    return prompts, min(size, len(encoded) * samples - first)
+
+
+def _fetch(rollout: Rollout) -> dict[str, np.ndarray]:
+    """The arrays that grading needs, on the host; checks that no teacher ran."""
+    wanted = {
+        name: getattr(rollout, name) for name in ("tokens", "length", "finished", "nonfinite")
+    }
+    found = jax.device_get({**wanted, "teacher": rollout.counters.teacher_forwards})
+    if found["teacher"] != 0:
+        raise TeacherCalledError(
+            f"{found['teacher']} teacher forwards during evaluation; the student must be evaluated "
+            "alone: pass a `generate` made by rollout.generate.make_generate"
+        )
+    return found
+
+
+def _response(
+    encoded: EncodedPrompts,
+    tokenizer: Tokenizer,
+    samples: int,
+    row: int,
+    found: dict[str, np.ndarray],
+    r: int,
+) -> Response:
+    problem = encoded.problems[row // samples]
+    tokens = tuple(int(t) for t in found["tokens"][r, : found["length"][r]])
+    text = tokenizer.decode(tokens)
+    verdict = grade(gold=problem.answer, response=text)
+    return Response(problem.id, row % samples, tokens, text, verdict, bool(found["finished"][r]))
+
+
+def _scores(
+    responses: list[Response], samples: int, tokenizer: Tokenizer, nonfinite: int
+) -> Scores:
+    counts = counts_by_problem(
+        [r.problem_id for r in responses], [r.verdict is Verdict.CORRECT for r in responses]
+    )
+    verdicts = Counter(r.verdict.value for r in responses)
+    return Scores(
+        samples=samples,
+        problems=len(counts),
+        mean_at_k=mean_at_k(counts),
+        pass_at_k=mean_pass_at_k(counts, samples),
+        verdicts={v.value: verdicts[v.value] for v in Verdict},
+        truncated=float(np.mean([not r.finished for r in responses])),
+        mean_length=float(np.mean([len(r.tokens) for r in responses])),
+        unknown_ids=sum(tokenizer.count_unknown(r.tokens) for r in responses),
+        nonfinite=nonfinite,
+        responses=tuple(responses),
+    )
