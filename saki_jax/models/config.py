@@ -8,7 +8,11 @@ ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
 
 
 class ConfigError(ValueError):
-    """A model configuration that this package cannot run; the message lists every problem."""
+    """A model configuration that this package cannot run; ``problems`` lists why."""
+
+    def __init__(self, where: str, problems: list[str]):
+        super().__init__(f"{where} cannot be used:\n" + "\n".join(f"- {p}" for p in problems))
+        self.problems = problems
 
 
 @dataclass(frozen=True)
@@ -46,13 +50,16 @@ class Qwen3Config:
     initializer_range: float = 0.02
 
     def __post_init__(self) -> None:
+        problems = []
         if self.num_heads % self.num_kv_heads:
-            raise ConfigError(
+            problems.append(
                 f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads "
-                "evenly; num_heads must be a multiple of num_kv_heads"
+                "evenly; make the first a multiple of the second"
             )
         if self.head_dim % 2:
-            raise ConfigError(f"head_dim must be even for the rotation, got {self.head_dim}")
+            problems.append(f"head_dim must be even for the rotation, got {self.head_dim}")
+        if problems:
+            raise ConfigError("the model configuration", problems)
 
     @classmethod
     def from_hf(cls, source: Any, where: str = "config.json") -> "Qwen3Config":
@@ -85,7 +92,7 @@ class Qwen3Config:
         derived = numbers["hidden_size"] // numbers["num_heads"] if llama else None
         numbers["head_dim"] = _count(raw, "head_dim", problems, derived)
         if problems:
-            raise ConfigError(f"{where} cannot be used:\n" + "\n".join(f"- {p}" for p in problems))
+            raise ConfigError(where, problems)
         return cls(
             **numbers,
             rope_theta=theta,

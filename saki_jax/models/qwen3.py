@@ -134,8 +134,9 @@ class Embedding(nnx.Module):
 
     def __call__(self, tokens: jax.Array, dtype: jnp.dtype) -> jax.Array:
         # Clipped: padding may hold any id, and a filled NaN would spread through 0 * NaN.
-        rows = jnp.take(self.matrix(dtype), tokens, axis=0, mode="clip")
-        return constrain(rows, "batch", None, None)
+        # Cast afterwards: the gradients of a token's many uses then add up in float32.
+        rows = jnp.take(self.matrix(self.embedding.dtype), tokens, axis=0, mode="clip")
+        return constrain(rows.astype(dtype), "batch", None, None)
 
     def matrix(self, dtype: jnp.dtype) -> jax.Array:
         """The table for use in a product, [V, D]."""
