@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Params = Any  # a pytree of arrays
-Cache = Any  # a pytree whose arrays all have the rows as leading axis
+Cache = Any  # a pytree of arrays [B, S, ...]: rows, then slots
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,91 @@
+"""What a rollout is asked to do, checked once, before anything is compiled."""
+
+from dataclasses import dataclass, replace
+
+SOLVERS = ("newton", "bisect")
+
+
+@dataclass(frozen=True)
+class RolloutSpec:
+    """The static side of a rollout; another value of any field is another compiled program.
+
+    Attributes:
+      response_length: T, the cap on response tokens, the end token included.
+      end_ids: tokens that end a response; the same for student and teacher. May be empty.
+      pad_id: what stands behind a response. May be an end id: masks come from lengths.
+      block_size: K, proposals drafted a wave. Changes the cost, never the tokens.
+      solver: "newton" (certified) or "bisect" (the paper's 16 waves), see `bridge.solve`.
+      slots: rows generated at the same time; 0 = all rows of the batch at once. Fewer slots need
+        less cache memory; finished rows make room for the next prompts.
+      refill_rows: prompts prefilled together. With prompts waiting, the loop is left as soon as so
+        many slots are free. 0 = all slots when every row has one, else a quarter of them.
+      waves_per_call: waves (student-only: decode steps) between two reports of progress.
+      score_tokens: tokens of a chunk of the teacher's scoring pass after a student-only rollout.
+      teacher_sample: also draw from T at corrections (method `teacher_sampled`).
+      temperature, top_p, top_k, min_p: must stay 1, 1, 0, 0 (or None). Any other value would make
+        the p of the acceptance test another distribution than the one a proposal was drawn from.
+    """
+
+    response_length: int
+    end_ids: tuple[int, ...]
+    pad_id: int
+    block_size: int = 8
+    solver: str = "newton"
+    slots: int = 0
+    refill_rows: int = 0
+    waves_per_call: int = 64
+    score_tokens: int = 16384
+    teacher_sample: bool = False
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = 0
+    min_p: float = 0.0
+
+    def __post_init__(self):
+        plain = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+        for name, only in plain.items():
+            given = getattr(self, name)
+            if given is not None and given != only:
+                raise ValueError(
+                    f"rollouts sample from the student itself: {name} must be {only}, got {given}. "
+                    "A processed proposal would be drawn from another distribution than the p that "
+                    "is recorded and tested against q, and the tokens would not follow q"
+                )
+        for name, least in {
+            "response_length": 1,
+            "block_size": 1,
+            "slots": 0,
+            "refill_rows": 0,
+            "waves_per_call": 1,
+            "score_tokens": 1,
+        }.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.solver not in SOLVERS:
+            raise ValueError(f"solver must be one of {', '.join(SOLVERS)}, got {self.solver!r}")
+        # A list would make the spec unhashable; ids of another type would compare as floats.
+        object.__setattr__(self, "end_ids", tuple(int(i) for i in self.end_ids))
+
+    def num_slots(self, rows: int, shards: int = 1) -> int:
+        """W, the slots for a batch of so many rows, a multiple of the devices rows lie on."""
+        wanted = rows if self.slots == 0 else min(self.slots, rows)
+        return _round_up(wanted, shards)
+
+    def num_refill(self, rows: int, shards: int = 1) -> int:
+        """R, the prompts prefilled together, at most W."""
+        slots = self.num_slots(rows, shards)
+        default = slots if slots >= rows else slots // 4
+        return min(_round_up(self.refill_rows or max(default, 1), shards), slots)
+
+    def cache_slots(self, prompt_length: int) -> int:
+        """S: prompt, response, and K more: a block that starts at the last token still fits."""
+        return prompt_length + self.response_length + self.block_size
+
+    def for_student_only(self) -> "RolloutSpec":
+        """The same rollout one token a wave; a call of the loop covers as many positions."""
+        calls = self.waves_per_call * self.block_size
+        return replace(self, block_size=1, waves_per_call=calls, teacher_sample=False)
+
+
+def _round_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
