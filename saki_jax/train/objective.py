@@ -1,0 +1,144 @@
+"""The token losses (paper 3.4, App. C and L; METHODS section 3), as pure functions of log-probs.
+
+Everything works over any leading axes. Two rules hold throughout: what a mask excludes is replaced
+*before* it meets exp, a product or a division (the gradient of ``where(mask, exp(x), 0)`` is NaN
+where exp overflows), and the advantage is a constant to differentiation. K1 put into the loss
+itself would have no teacher term in its gradient, and K3 would descend another divergence.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float, Shaped
+
+AGGREGATIONS = ("token_mean", "seq_mean", "micro_batch_mean")
+
+
+@dataclass(frozen=True)
+class Clips:
+    """The bounds of METHODS section 3.
+
+    Attributes:
+      k1: |log pi - log T| is cut here before it becomes an advantage.
+      ratio: the surrogate's trust region, r in [1 - ratio, 1 + ratio].
+      dual: for A < 0 the loss is at most -dual * A.
+      log_ratio: |log pi - log p_old| is cut here before exp.
+    """
+
+    k1: float = 10.0
+    ratio: float = 0.2
+    dual: float = 3.0
+    log_ratio: float = 20.0
+
+
+@struct.dataclass
+class TokenLoss:
+    """A loss for each token and what the clips did to it; 0 and False outside the mask."""
+
+    loss: Float[Array, "*B"]
+    ratio_clipped: Bool[Array, "*B"]  # the trust region took the gradient away
+    dual_clipped: Bool[Array, "*B"]  # the dual bound did
+    log_ratio_clamped: Bool[Array, "*B"]
+
+
+def k1_advantage(
+    log_pi: Float[Array, "*B"], log_t: Float[Array, "*B"], *, clamp: float
+) -> tuple[Float[Array, "*B"], Bool[Array, "*B"]]:
+    """A = -clip(log pi(y) - log T(y), -clamp, clamp), detached, and where the clip acted.
+
+    >>> k1_advantage(jnp.array([-0.5]), jnp.array([-20.5]), clamp=10.0)[0].tolist()
+    [-10.0]
+    """
+    k1 = jax.lax.stop_gradient(log_pi - log_t)
+    return -jnp.clip(k1, -clamp, clamp), jnp.abs(k1) > clamp
+
+
+def extrapolated_advantage(
+    log_pi: Float[Array, "*B"],
+    log_t: Float[Array, "*B"],
+    log_ref: Float[Array, "*B"],
+    *,
+    strength: float,
+    clamp: float,
+) -> tuple[Float[Array, "*B"], Bool[Array, "*B"]]:
+    """ExOPD: A = (log T - log pi) + (strength - 1)(log T - log ref), clamped like K1, detached.
+
+    `strength` is the paper's lambda and `log_ref` the initial student; at strength 1 this is
+    `k1_advantage` to the bit.
+    """
+    k1 = (log_pi - log_t) - (strength - 1.0) * (log_t - log_ref)
+    k1 = jax.lax.stop_gradient(k1)
+    return -jnp.clip(k1, -clamp, clamp), jnp.abs(k1) > clamp
+
+
+def surrogate(
+    log_pi: Float[Array, "*B"],
+    log_p_old: Float[Array, "*B"],
+    advantage: Float[Array, "*B"],
+    mask: Bool[Array, "*B"],
+    clips: Clips,
+) -> TokenLoss:
+    """The clipped importance-ratio surrogate with dual clip, for each token (METHODS section 3).
+
+    l = max(-A r, -A clip(r, 1 - c, 1 + c)), and l = min(l, -dual A) where A < 0, with
+    r = exp(clip(log pi - log p_old)). Only `log_pi` is differentiated. Whatever stands outside
+    `mask`, NaN and -inf included, has no effect on value or gradient.
+    """
+    advantage = jax.lax.stop_gradient(jnp.where(mask, advantage, 0.0))
+    log_ratio = jnp.where(mask, log_pi, 0.0) - jax.lax.stop_gradient(
+        jnp.where(mask, log_p_old, 0.0)
+    )
+    clamped = jnp.abs(log_ratio) > clips.log_ratio
+    ratio = jnp.exp(jnp.clip(log_ratio, -clips.log_ratio, clips.log_ratio))
+    free = -advantage * ratio
+    held = -advantage * jnp.clip(ratio, 1.0 - clips.ratio, 1.0 + clips.ratio)
+    loss = jnp.maximum(free, held)
+    bound = -clips.dual * advantage
+    dual_clipped = (advantage < 0) & (loss > bound)
+    return TokenLoss(
+        loss=jnp.where(dual_clipped, bound, loss),
+        ratio_clipped=held > free,
+        dual_clipped=dual_clipped,
+        log_ratio_clamped=clamped,
+    )
+
+
+def masked_nll(log_pi: Float[Array, "*B"], mask: Bool[Array, "*B"]) -> Float[Array, "*B"]:
+    """-log pi(target) where `mask` holds, exactly 0 (value and gradient) elsewhere."""
+    return jnp.where(mask, -log_pi, 0.0)
+
+
+def masked_sum(values: Shaped[Array, "*B"], mask: Bool[Array, "*B"]) -> Float[Array, ""]:
+    """Σ of `values` where `mask` holds, float32; what is masked out may be anything."""
+    return jnp.where(mask, values, 0).astype(jnp.float32).sum()
+
+
+def masked_mean(values: Shaped[Array, "*B"], mask: Bool[Array, "*B"]) -> Float[Array, ""]:
+    """Mean of `values` where `mask` holds; 0 where it holds nowhere."""
+    return masked_sum(values, mask) / jnp.maximum(mask.sum(), 1).astype(jnp.float32)
+
+
+def token_weights(
+    aggregation: str, valid: Bool[Array, "A M T"]
+) -> tuple[Float[Array, "A M T"], Float[Array, ""]]:
+    """(weights, denominator) with loss = Σ weights * token loss / denominator.
+
+    `valid` holds A micro-batches of M rows. All sums run over the whole batch, so that the loss
+    does not depend on how it is cut, except where that is the point:
+
+      token_mean: every valid token counts alike; denominator N_valid (the paper's).
+      seq_mean: every row with a valid token counts alike.
+      micro_batch_mean: emulates older code that divides each micro-batch by its own token count
+        and then averages; it depends on the cut.
+
+    An empty batch has denominator 0: the caller skips the step.
+    """
+    ones = valid.astype(jnp.float32)
+    if aggregation == "token_mean":
+        return ones, ones.sum()
+    axes = {"seq_mean": (2,), "micro_batch_mean": (1, 2)}[aggregation]
+    groups = ones.sum(axes, keepdims=True)
+    weights = ones / jnp.maximum(groups, 1.0)
+    return weights, (groups > 0).sum().astype(jnp.float32)

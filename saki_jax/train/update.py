@@ -1,0 +1,258 @@
+"""One optimiser step on a rollout batch: micro-batches in a scan, one division by N_valid.
+
+    Rollout --route--> Routed --micro_batches--> scan(value and gradient of the token sum)
+            --/ N_valid--> clip, AdamW --> TrainState
+
+The sum over the tokens of the whole batch is divided once, so loss and gradient are the same for
+every cut into micro-batches and every number of devices (METHODS section 3).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+from saki_jax.models.lm import LanguageModel
+from saki_jax.models.sharding import constrain
+from saki_jax.models.token_logprobs import token_logprobs
+from saki_jax.rollout.batch import Rollout
+from saki_jax.train.baselines import Method, Objective, Signals
+from saki_jax.train.objective import masked_nll, masked_sum, surrogate, token_weights
+from saki_jax.train.routing import Routed
+from saki_jax.train.state import TrainState, compute_copy
+
+Stats = dict[str, jax.Array]
+Update = Callable[[TrainState, Rollout, jax.Array], tuple[TrainState, Stats]]
+
+
+@struct.dataclass
+class Examples:
+    """Rows as the trainer sees them: prompt and response contiguous, right-padded, S = P + T.
+
+    A micro-batch has the rows of one forward pass; with an axis in front of all arrays the same
+    struct holds all micro-batches of a step.
+    """
+
+    sequence: Int[Array, "*A B S"]
+    prompt_length: Int[Array, "*A B"]
+    tokens: Int[Array, "*A B T"]
+    routed: Routed
+    signals: Signals
+
+
+def sequences(rollout: Rollout) -> Int[Array, "B S"]:
+    """[prompt + response] of each row without a gap, zeros behind; S = P + T.
+
+    Rows that are not trained because a model emitted nothing finite are zeros altogether: the
+    gradient of a masked NaN is still NaN, so what caused it must not be fed again.
+    """
+    prompts = rollout.prompts
+    width = prompts.tokens.shape[1] + rollout.tokens.shape[1]
+    column = jnp.arange(width)[None, :]
+    offset = column - prompts.length[:, None]
+    prompt = jnp.pad(prompts.tokens, ((0, 0), (0, rollout.tokens.shape[1])))
+    response = jnp.take_along_axis(
+        rollout.tokens, jnp.clip(offset, 0, rollout.tokens.shape[1] - 1), axis=1
+    )
+    held = (column < (prompts.length + rollout.length)[:, None]) & ~rollout.nonfinite[:, None]
+    return jnp.where(held, jnp.where(offset < 0, prompt, response), 0)
+
+
+def response_logprobs(
+    student: LanguageModel, params: Any, examples: Examples, *, chunk: int
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """(log pi(y), log pi(target)) [B, T] in one pass over the vocabulary; junk where not valid.
+
+    Response position t of a row is predicted at sequence position prompt_length - 1 + t, whatever
+    the padding. Ids outside the vocabulary in masked slots are harmless.
+    """
+    hidden, _ = student.forward(params, examples.sequence, None, None)
+    valid = examples.routed.valid
+    at = examples.prompt_length[:, None] - 1 + jnp.arange(valid.shape[1])[None, :]
+    at = jnp.clip(at, 0, hidden.shape[1] - 1)
+    hidden = jnp.take_along_axis(hidden, at[:, :, None], axis=1)  # [B, T, D]
+    # Masked before the head: what padding computed reaches neither value nor gradient.
+    hidden = jnp.where(valid[:, :, None], hidden, 0)
+    targets = jnp.stack([examples.tokens, examples.routed.target], axis=-1)
+    targets = jnp.where(valid[:, :, None], targets, 0)
+    log_pi, _ = token_logprobs(lambda h: student.logits(params, h), hidden, targets, chunk=chunk)
+    return log_pi[..., 0], log_pi[..., 1]
+
+
+def routed_surrogate(
+    log_pi: Float[Array, "B T"],
+    log_pi_target: Float[Array, "B T"],
+    examples: Examples,
+    weights: Float[Array, "B T"],
+    method: Method,
+    objective: Objective,
+) -> tuple[Float[Array, ""], Stats]:
+    """Σ weights * token loss, and sums of what is reported.
+
+    Each valid position has exactly one loss: the surrogate, or -log pi(target) where the route
+    distils.
+    """
+    routed, signals = examples.routed, examples.signals
+    free = routed.valid & ~routed.distilled
+    own = signals.log_p if objective.advantage_logp == "rollout" else log_pi
+    advantage, clamped = method.advantage(own, signals, objective)
+    terms = surrogate(log_pi, signals.log_p, advantage, free, objective.clips)
+    nll = masked_nll(log_pi_target, routed.distilled)
+    loss_surrogate = (weights * terms.loss).sum()
+    loss_teacher_mode = objective.teacher_mode_coef * (weights * nll).sum()
+    gap = jnp.where(routed.valid, jnp.abs(log_pi - signals.log_p), 0.0)
+    stats = {
+        "loss_surrogate": loss_surrogate,
+        "loss_teacher_mode": loss_teacher_mode,
+        "surrogate_tokens": masked_sum(free, free),
+        "teacher_mode_tokens": masked_sum(routed.distilled, routed.distilled),
+        "teacher_mode_nll": nll.sum(),
+        "advantage": masked_sum(advantage, free),
+        "advantage_clamped": masked_sum(clamped, free),
+        "ratio_clipped": masked_sum(terms.ratio_clipped, free),
+        "dual_clipped": masked_sum(terms.dual_clipped, free),
+        "log_ratio_clamped": masked_sum(terms.log_ratio_clamped, free),
+        "log_p_gap": gap.sum(),
+        "log_p_gap_max": gap.max(),
+    }
+    return loss_surrogate + loss_teacher_mode, jax.lax.stop_gradient(stats)
+
+
+def cut(rows: Any, micro_batch: int) -> Any:
+    """Arrays [B, ...] as A = ceil(B / micro_batch) micro-batches [A, micro_batch, ...].
+
+    The last rows are filled with zeros (valid False), so no row is lost. Micro-batch i takes the
+    rows i, i + A, ...: each device of a mesh then has the rows that it already holds.
+    """
+
+    def one(x: jax.Array) -> jax.Array:
+        count = -(-x.shape[0] // micro_batch)
+        padding = count * micro_batch - x.shape[0]
+        x = jnp.pad(x, ((0, padding),) + ((0, 0),) * (x.ndim - 1))
+        x = x.reshape(micro_batch, count, *x.shape[1:]).swapaxes(0, 1)
+        return constrain(x, None, "batch", *(None,) * (x.ndim - 2))
+
+    return jax.tree.map(one, rows)
+
+
+def make_update(
+    student: LanguageModel,
+    method: Method,
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    *,
+    micro_batch: int = 0,
+    chunk: int = 512,
+    compute_dtype: Any = jnp.float32,
+    shardings: TrainState | None = None,
+) -> Update:
+    """The jitted ``(state, rollout, key) -> (state, stats)``; the given state is donated.
+
+    Args:
+      student: its `forward` (without cache) and `logits` are differentiated.
+      method, objective: what is optimised.
+      optimizer: gets the gradient of the whole batch once.
+      micro_batch: rows a forward pass, 0 for all at once.
+      chunk: positions whose logits exist at the same time.
+      compute_dtype: of the copy of the weights that the passes use; gradients of micro-batches
+        are summed in float32.
+      shardings: of the state, as `models.sharding.state_shardings` makes them.
+
+    The stats are float32 scalars: `loss` and its two parts, `grad_norm` before clipping, the
+    rates of every clip and clamp, `applied`. A step whose loss or gradient is not finite, and one
+    without a valid token (loss 0), leave params, moments and the optimizer's count as they were
+    and are counted in the state.
+    """
+
+    def gradient(params: Any, rollout: Rollout, key: jax.Array) -> tuple[Any, Stats]:
+        rows = Examples(
+            sequence=sequences(rollout),
+            prompt_length=rollout.prompts.length,
+            tokens=rollout.tokens,
+            routed=method.route(rollout, key),
+            signals=Signals(log_p=rollout.log_p, log_t=rollout.log_t),
+        )
+        examples = cut(rows, micro_batch or rollout.tokens.shape[0])
+        weights, denominator = token_weights(objective.aggregation, examples.routed.valid)
+
+        def token_sum(params: Any, micro: Examples, weights: jax.Array):
+            log_pi, log_pi_target = response_logprobs(student, params, micro, chunk=chunk)
+            return routed_surrogate(log_pi, log_pi_target, micro, weights, method, objective)
+
+        def add(total: Any, micro: tuple[Examples, jax.Array]):
+            grads, stats = jax.grad(token_sum, has_aux=True)(params, *micro)
+            return jax.tree.map(lambda a, g: a + g.astype(jnp.float32), total, grads), stats
+
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
+        total, stats = jax.lax.scan(add, zeros, (examples, weights))
+        divisor = jnp.maximum(denominator, 1.0)
+        grads = jax.tree.map(lambda g: g / divisor, total)
+        return grads, _step_stats(stats, denominator, examples.routed.valid)
+
+    def update(state: TrainState, rollout: Rollout, key: jax.Array) -> tuple[TrainState, Stats]:
+        grads, stats = gradient(compute_copy(state.params, compute_dtype), rollout, key)
+        stats["grad_norm"] = optax.tree.norm(grads)
+        return _apply(state, grads, stats, rollout.nonfinite.any(), optimizer)
+
+    out = None if shardings is None else (shardings, None)
+    return jax.jit(update, donate_argnums=0, out_shardings=out)
+
+
+def _step_stats(stats: Stats, denominator: jax.Array, valid: Bool[Array, "A B T"]) -> Stats:
+    """Sums over micro-batches [A] as the figures of the step."""
+    gap_max = stats.pop("log_p_gap_max").max()
+    total = {name: values.sum() for name, values in stats.items()}
+    num_valid = masked_sum(valid, valid)
+
+    def per(count: jax.Array) -> Callable[[str], jax.Array]:
+        return lambda name: total[name] / jnp.maximum(count, 1.0)
+
+    whole, token = per(denominator), per(num_valid)
+    free, distilled = per(total["surrogate_tokens"]), per(total["teacher_mode_tokens"])
+    parts = {name: whole(name) for name in ("loss_surrogate", "loss_teacher_mode")}
+    return parts | {
+        "loss": sum(parts.values()),
+        "num_valid": num_valid,
+        "teacher_mode_rate": token("teacher_mode_tokens"),
+        "teacher_mode_nll": distilled("teacher_mode_nll"),
+        "advantage_mean": free("advantage"),
+        "k1_clamp_rate": free("advantage_clamped"),
+        "ratio_clip_rate": free("ratio_clipped"),
+        "dual_clip_rate": free("dual_clipped"),
+        "log_ratio_clamp_rate": free("log_ratio_clamped"),
+        "log_p_gap_mean": token("log_p_gap"),
+        "log_p_gap_max": gap_max,
+    }
+
+
+def _apply(
+    state: TrainState,
+    grads: Any,
+    stats: Stats,
+    some_row_nonfinite: Bool[Array, ""],
+    optimizer: optax.GradientTransformation,
+) -> tuple[TrainState, Stats]:
+    """The optimiser step, or the untouched state with its counters moved on."""
+    finite = jnp.isfinite(stats["loss"]) & jnp.isfinite(stats["grad_norm"])
+    empty = stats["num_valid"] == 0
+    apply = finite & ~empty
+    # A batch emptied by rows that were not finite is a fault of the models, not of the data.
+    faulty = ~finite | (empty & some_row_nonfinite)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    moved = (optax.apply_updates(state.params, updates), opt_state)
+    params, opt_state = jax.tree.map(
+        lambda new, old: jnp.where(apply, new, old), moved, (state.params, state.opt_state)
+    )
+    state = TrainState(
+        step=state.step + 1,
+        params=params,
+        opt_state=opt_state,
+        skipped_steps=state.skipped_steps + faulty.astype(jnp.int32),
+        skipped_in_row=jnp.where(faulty, state.skipped_in_row + 1, 0),
+        empty_batches=state.empty_batches + empty.astype(jnp.int32),
+    )
+    return state, stats | {"applied": apply.astype(jnp.float32)}
