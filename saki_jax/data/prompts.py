@@ -1,14 +1,15 @@
-"""Problems, and JSON-lines files of them, read strictly.
+"""Problems, and files of them, read strictly.
 
 A file is read whole at start-up, so that a bad line stops a run before it begins and not hours
 later (case D04), and every problem has a text and an answer (case D05).
 """
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from saki_jax.data.rows import DataError, Number, read_rows
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +35,6 @@ class Problem:
     source: str
 
 
-class DataError(ValueError):
-    """A file of problems does not hold what it must; the message names file and line."""
-
-
 @dataclass(frozen=True)
 class Duplicates:
     """Repeated question texts of a list of problems.
@@ -59,13 +56,10 @@ def read_jsonl(
     source: str = "",
     skip_bad_lines: bool = False,
 ) -> list[Problem]:
-    r"""Reads a file of one JSON object a line.
-
-    Only ``\n`` (with an optional ``\r`` before it) ends a line: U+2028, U+0085 and the like are
-    text (case D03). A byte order mark, blank lines and a missing last newline are accepted.
+    r"""Reads a file with one problem a row: JSON lines, or the other kinds of `rows.read_rows`.
 
     Args:
-      path: the file, UTF-8.
+      path: the file.
       problem_field: field of the question, with dots for nesting (``prompt.0.content``); empty:
         the first of `PROBLEM_FIELDS` that a row has.
       answer_field: likewise for the answer, from `ANSWER_FIELDS`.
@@ -81,14 +75,12 @@ def read_jsonl(
     path = Path(path)
     source = source or path.stem
     problems, bad = [], []
-    for number, line in enumerate(_lines(path), start=1):
-        if not line.strip():
-            continue
+    for place, row in read_rows(path):
         try:
-            row = _parse(line)
+            number = place.split()[-1]
             problems.append(_problem(row, number, source, problem_field, answer_field))
         except ValueError as error:
-            message = f"{path}, line {number}: {error}"
+            message = f"{path}, {place}: {error}"
             if not skip_bad_lines:
                 raise DataError(
                     f"{message}. Mend the line, or set data.skip_bad_lines to leave such lines out."
@@ -168,41 +160,17 @@ def distinct_for_evaluation(problems: Sequence[Problem]) -> list[Problem]:
     return list(kept.values())
 
 
-class _Number(str):
-    """A JSON number as it is written, so that 27.0 stays 27.0 and long integers survive."""
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file; data.path names a JSON-lines file") from error
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise DataError(f"{path}, line {line}: not UTF-8 ({error.reason})") from error
-    return [line.removesuffix("\r") for line in text.split("\n")]
-
-
-def _parse(line: str) -> dict:
-    def refuse(name: str) -> None:
-        raise ValueError(f"{name} is no JSON number")
-
-    try:
-        row = json.loads(line, parse_float=_Number, parse_int=_Number, parse_constant=refuse)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not one JSON object ({error.msg} at column {error.colno})") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"expected a JSON object, found {type(row).__name__}")
-    return row
-
-
-def _problem(row: dict, number: int, source: str, problem_field: str, answer_field: str) -> Problem:
+def _problem(
+    row: dict | ValueError, number: str, source: str, problem_field: str, answer_field: str
+) -> Problem:
+    if isinstance(row, ValueError):
+        raise row
     text = _value(row, (problem_field,) if problem_field else PROBLEM_FIELDS)
     answer = _value(row, (answer_field,) if answer_field else ANSWER_FIELDS)
     named = row.get("id", "")
     if not isinstance(named, str):
         raise ValueError(f"the field 'id' must be text or a number, found {named!r:.40}")
-    if isinstance(text, _Number):
+    if isinstance(text, Number):
         raise ValueError(f"the question must be text, found the number {text}")
     return Problem(str(named) or f"{source}:{number}", text, str(answer), source)
 
