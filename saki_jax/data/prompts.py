@@ -77,8 +77,7 @@ def read_jsonl(
     problems, bad = [], []
     for place, row in read_rows(path):
         try:
-            number = place.split()[-1]
-            problems.append(_problem(row, number, source, problem_field, answer_field))
+            problems.append(problem_of(row, place, source, problem_field, answer_field))
         except ValueError as error:
             message = f"{path}, {place}: {error}"
             if not skip_bad_lines:
@@ -92,6 +91,30 @@ def read_jsonl(
     if not problems:
         raise DataError(f"{path}: no problem in this file ({len(bad)} bad lines)")
     return problems
+
+
+def problem_of(
+    row: dict | ValueError,
+    place: str,
+    source: str,
+    problem_field: str = "",
+    answer_field: str = "",
+) -> Problem:
+    """The problem in a row of `rows.read_rows`; see `read_jsonl` for the arguments.
+
+    Raises:
+      ValueError: when the row is bad, or question, answer or id are not what they must be.
+    """
+    if isinstance(row, ValueError):
+        raise row
+    text = _value(row, (problem_field,) if problem_field else PROBLEM_FIELDS)
+    answer = _value(row, (answer_field,) if answer_field else ANSWER_FIELDS)
+    named = row.get("id", "")
+    if not isinstance(named, str):
+        raise ValueError(f"the field 'id' must be text or a number, found {named!r:.40}")
+    if isinstance(text, Number):
+        raise ValueError(f"the question must be text, found the number {text}")
+    return Problem(str(named) or f"{source}:{place.split()[-1]}", text, str(answer), source)
 
 
 def find_duplicates(problems: Sequence[Problem]) -> Duplicates:
@@ -158,21 +181,6 @@ def distinct_for_evaluation(problems: Sequence[Problem]) -> list[Problem]:
     if len(kept) < len(problems):
         log.info("evaluation: %d rows hold %d distinct problems", len(problems), len(kept))
     return list(kept.values())
-
-
-def _problem(
-    row: dict | ValueError, number: str, source: str, problem_field: str, answer_field: str
-) -> Problem:
-    if isinstance(row, ValueError):
-        raise row
-    text = _value(row, (problem_field,) if problem_field else PROBLEM_FIELDS)
-    answer = _value(row, (answer_field,) if answer_field else ANSWER_FIELDS)
-    named = row.get("id", "")
-    if not isinstance(named, str):
-        raise ValueError(f"the field 'id' must be text or a number, found {named!r:.40}")
-    if isinstance(text, Number):
-        raise ValueError(f"the question must be text, found the number {text}")
-    return Problem(str(named) or f"{source}:{number}", text, str(answer), source)
 
 
 def _value(row: dict, names: Sequence[str]) -> str:
