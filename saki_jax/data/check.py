@@ -145,7 +145,7 @@ def describe(report: Mapping) -> str:
     lines = [
         f"{report['file']}",
         f"  rows                {report['rows']}, of them {report['bad_rows']} bad",
-        f"  distinct questions  {report['distinct_questions']}, {report['repeats']} rows repeat one",
+        f"  distinct questions  {report['distinct_questions']} ({report['repeats']} repeats)",
         f"  contradictory golds {report['conflicts']} questions",
         "  answers             "
         + ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in report["answers"].items()),
