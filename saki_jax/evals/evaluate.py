@@ -14,7 +14,7 @@ evaluation cannot change training (case R21). Two evaluations of one set share t
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -46,6 +46,7 @@ class Response:
       text: the decoded response.
       verdict: the grader's word.
       finished: ended by an end token; otherwise cut by the length cap.
+      nonfinite: stopped because the model emitted NaN.
     """
 
     problem_id: str
@@ -54,6 +55,7 @@ class Response:
     text: str
     verdict: Verdict
     finished: bool
+    nonfinite: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,28 @@ def evaluate(
       TeacherCalledError: when a rollout counts teacher forwards.
       ValueError: when ids repeat.
     """
+    refuse_repeated_ids(encoded)
+    rows = len(encoded) * samples
+    size = batch_rows or rows
+    key = step_key(seed, 0)
+    responses = []
+    for first in range(0, rows, size):
+        responses += respond(
+            generate,
+            params,
+            encoded,
+            tokenizer,
+            samples=samples,
+            key=key,
+            first=first,
+            size=size,
+            on_progress=on_progress,
+        )
+    return score_responses(responses, samples, tokenizer)
+
+
+def refuse_repeated_ids(encoded: EncodedPrompts) -> None:
+    """Raises ValueError when two of the problems have one id."""
     ids = [problem.id for problem in encoded.problems]
     repeated = [name for name, n in Counter(ids).items() if n > 1]
     if repeated:
@@ -138,19 +162,37 @@ def evaluate(
             f"{len(repeated)} problem ids occur more than once (first: {repeated[0]!r}); samples "
             "are grouped by id, so pass distinct problems (prompts.distinct_for_evaluation)"
         )
-    rows = len(encoded) * samples
-    size = batch_rows or rows
-    key = step_key(seed, 0)
-    responses, nonfinite = [], 0
-    for first in range(0, rows, size):
-        prompts, real = evaluation_rows(encoded, samples, first, size)
-        rollout = generate(params, prompts, key, Purpose.EVALUATION, on_progress=on_progress)
-        found = _fetch(rollout)
-        nonfinite += int(found["nonfinite"][:real].sum())
-        responses += [
-            _response(encoded, tokenizer, samples, first + r, found, r) for r in range(real)
-        ]
-    return _scores(responses, samples, tokenizer, nonfinite)
+
+
+def respond(
+    generate: Generate,
+    params: Params,
+    encoded: EncodedPrompts,
+    tokenizer: Tokenizer,
+    *,
+    samples: int,
+    key: jax.Array,
+    first: int,
+    size: int,
+    on_progress: Callable | None = None,
+) -> list[Response]:
+    """Generates and grades one batch: rows ``first .. first + size`` of the list of all samples.
+
+    A row's response depends on the key, its problem and its sample alone, not on the batch.
+
+    Args:
+      generate, params, encoded, tokenizer, samples, on_progress: as in `evaluate`.
+      key: of the evaluation.
+      first: the first row, problem-major: row n * k + m is sample m of problem n.
+      size: rows generated; those behind the last are thrown away.
+
+    Raises:
+      TeacherCalledError: when the rollout counts teacher forwards.
+    """
+    prompts, real = evaluation_rows(encoded, samples, first, size)
+    rollout = generate(params, prompts, key, Purpose.EVALUATION, on_progress=on_progress)
+    found = _fetch(rollout)
+    return [_response(encoded, tokenizer, samples, first + r, found, r) for r in range(real)]
 
 
 def evaluation_rows(
@@ -198,12 +240,12 @@ def _response(
     tokens = tuple(int(t) for t in found["tokens"][r, : found["length"][r]])
     text = tokenizer.decode(tokens)
     verdict = grade(gold=problem.answer, response=text)
-    return Response(problem.id, row % samples, tokens, text, verdict, bool(found["finished"][r]))
+    finished, nonfinite = bool(found["finished"][r]), bool(found["nonfinite"][r])
+    return Response(problem.id, row % samples, tokens, text, verdict, finished, nonfinite)
 
 
-def _scores(
-    responses: list[Response], samples: int, tokenizer: Tokenizer, nonfinite: int
-) -> Scores:
+def score_responses(responses: Sequence[Response], samples: int, tokenizer: Tokenizer) -> Scores:
+    """The figures of graded responses, ``samples`` of them to each problem, in any order."""
     counts = counts_by_problem(
         [r.problem_id for r in responses], [r.verdict is Verdict.CORRECT for r in responses]
     )
@@ -217,6 +259,6 @@ def _scores(
         truncated=float(np.mean([not r.finished for r in responses])),
         mean_length=float(np.mean([len(r.tokens) for r in responses])),
         unknown_ids=sum(tokenizer.count_unknown(r.tokens) for r in responses),
-        nonfinite=nonfinite,
+        nonfinite=sum(r.nonfinite for r in responses),
         responses=tuple(responses),
     )
