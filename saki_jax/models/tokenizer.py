@@ -103,8 +103,11 @@ def load(path: str | Path) -> Tokenizer:
         raise TokenizerError(f"{file} is a Git-LFS pointer, not the file: run `git lfs pull` there")
     try:
         hf = PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise TokenizerError(f"{file} cannot be read as a tokenizer: {error}") from error
+    except Exception as error:  # the Rust library raises Exception itself, nothing narrower
+        raise TokenizerError(
+            f"{file} (or tokenizer_config.json beside it) cannot be read as a tokenizer: {error}; "
+            "copy the folder again from where it came"
+        ) from error
     return Tokenizer(hf, path)
 
 
