@@ -113,7 +113,10 @@ def _parse(text: str) -> object:
     def refuse(name: str) -> None:
         raise ValueError(f"{name} is no JSON number")
 
-    return json.loads(text, parse_float=Number, parse_int=Number, parse_constant=refuse)
+    # Not strict: raw control characters (a tab, U+000B) inside a string are text, as in the files.
+    return json.loads(
+        text, parse_float=Number, parse_int=Number, parse_constant=refuse, strict=False
+    )
 
 
 def _checked(row: object) -> dict | ValueError:
