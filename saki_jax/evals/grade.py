@@ -180,7 +180,8 @@ def _same_text(gold: str, answer: str) -> bool:
 
 def _plain(text: str) -> str:
     text = re.sub(r"(?<=[_^])\s*\{(\w)\}", r"\1", text)
-    text = _CHOICE.sub(r"\1", re.sub(r"\s+", "", text))
+    # Two digits with a space between are no number; other spaces mean nothing.
+    text = _CHOICE.sub(r"\1", re.sub(r"\s+(?!\d)|(?<!\d)\s+", "", text))
     return text.replace("pmatrix", "matrix").replace("bmatrix", "matrix")
 
 
