@@ -1,0 +1,48 @@
+r"""The embedded default: a small student learns to add from a good teacher, on CPU, in minutes.
+
+    python -m saki_jax.train --config configs/quickstart.py            (or configs/quickstart.py:trb)
+
+Task: `a+b=` with two to four digits, answered by a carry scratchpad and ``\boxed{sum}``; problems
+are generated, those of the evaluation are held out. Teacher and student are the two tiny Qwen3
+checkpoints of the package; the student was taught on scratchpads with corrupted columns.
+"""
+
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+import saki_jax
+from saki_jax.data.addition import MAX_PROMPT, MAX_RESPONSE
+from saki_jax.train.config import default_config
+
+ASSETS = Path(saki_jax.__file__).parent / "assets"
+
+
+def get_config(method: str = "saki") -> ConfigDict:
+    """260 steps of 16 prompts x 8 responses, epsilon 0.02 -> 0 over the first quarter."""
+    config = default_config()
+    config.method = method
+    config.student = str(ASSETS / "student")
+    config.teacher = str(ASSETS / "teacher")
+    config.steps = 260
+    config.note = (
+        "The student was taught on scratchpads with corrupted columns (README). One run of one "
+        "method on a toy task: it shows that the machinery works and ranks nothing."
+    )
+    config.epsilon.zero_at = 66
+    config.optimizer.learning_rate = 3e-4
+
+    config.data.source = "addition"
+    config.data.template = "raw"
+    config.data.instruction = ""
+    config.data.max_prompt_length = MAX_PROMPT
+    config.data.prompts_per_step = 16
+    config.data.samples = 8
+
+    config.rollout.response_length = MAX_RESPONSE
+    config.eval.source = "addition"
+    config.eval.response_length = MAX_RESPONSE
+    config.eval.problems = 256
+    config.eval.batch_rows = 2048
+    config.checkpoint.every = 20
+    return config

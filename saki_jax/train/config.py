@@ -1,0 +1,289 @@
+"""Every key of a training run, its default, and what is refused before anything is loaded.
+
+The defaults are the paper's student protocol (Table 5, Appendix A; METHODS section 5). A file in
+``configs/`` starts from `default_config` and changes what it needs to; the command line changes
+single keys with ``--config.key=value``.
+"""
+
+import difflib
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from saki_jax.data.answer_format import INSTRUCTION
+from saki_jax.data.batches import EPOCH_ENDS
+from saki_jax.data.template import TEMPLATES
+from saki_jax.rollout.spec import SOLVERS
+from saki_jax.train.baselines import METHODS
+from saki_jax.train.objective import AGGREGATIONS
+from saki_jax.train.schedule import check_schedule
+
+SOURCES = ("addition", "file")
+ADVANTAGE_LOGP = ("current", "rollout")
+COMPUTE_DTYPES = ("auto", "float32", "bfloat16")
+
+
+class ConfigError(ValueError):
+    """The configuration asks for something that cannot be; the message says what and what to do."""
+
+
+def default_config() -> ConfigDict:
+    """The paper's student protocol. Adding a key that is not here is an error (it is locked)."""
+    config = ConfigDict()
+    config.method = "saki"  # a row of train/baselines.py: saki, trb, opd
+    config.student = ""  # folder of the initial student, Hugging Face format
+    config.teacher = ""  # folder of the teacher, of the same tokenizer
+    config.seed = 0  # of rollouts, placements and the order of the prompts
+    config.steps = 200  # rollouts; one optimiser step each
+    config.note = ""  # a remark printed under the final table
+    config.compute_dtype = "auto"  # of the forward passes; auto: bfloat16, but float32 on CPU
+
+    config.epsilon = epsilon = ConfigDict()  # the KL budget of the bridge, in nats
+    epsilon.kind = "linear"  # linear, cosine, constant, piecewise
+    epsilon.start = 0.02  # value at step 1
+    epsilon.zero_at = 51  # first step with exactly 0 (linear, cosine)
+    epsilon.points = ()  # piecewise: ((first step, value), ...)
+
+    config.data = data = ConfigDict()  # the training prompts
+    data.source = "file"  # file: `path`; addition: the embedded task, generated
+    data.path = ""  # problems and answers: JSON lines, JSON or parquet
+    data.problem_field = ""  # "" finds the usual names; dots go into nested objects
+    data.answer_field = ""
+    data.skip_bad_lines = False  # leave unreadable lines out, counted, instead of stopping
+    data.dedup = False  # remove repeated questions and those with contradictory answers
+    data.template = "chat"  # chat: the tokenizer's chat template; raw: the question alone
+    data.instruction = INSTRUCTION  # appended after a space; "": nothing; verbatim: as in the file
+    data.enable_thinking = False  # False closes an empty think block inside the prompt
+    data.max_prompt_length = 1024  # tokens, template included; longer prompts are left out
+    data.prompts_per_step = 64  # N
+    data.samples = 8  # M responses a prompt
+    data.epoch_end = "wrap"  # wrap: a batch may begin the next epoch; drop: it may not
+    data.problems = 4096  # addition: how many problems to generate
+    data.digits = (2, 4)  # addition: shortest and longest operands
+
+    config.rollout = rollout = ConfigDict()
+    rollout.response_length = 7168  # T, the cap on response tokens, the end token included
+    rollout.block_size = 8  # K, tokens drafted before the teacher verifies
+    rollout.solver = "newton"  # newton: certified; bisect: the paper's 16 waves
+    rollout.slots = 0  # rows generated at the same time, 0 = all; fewer need less cache memory
+    rollout.refill_rows = 0  # prompts prefilled together, 0 = a quarter of the slots
+    rollout.waves_per_call = 64  # waves between two reports of progress
+    rollout.score_tokens = 16384  # tokens of a chunk of the teacher's scoring pass
+    rollout.end_ids = ()  # ids that end a response; () = all that the two folders name
+    rollout.temperature = 1.0  # these four must stay 1, 1, 0, 0: otherwise the p that is
+    rollout.top_p = 1.0  # recorded would not be the one that was sampled
+    rollout.top_k = 0
+    rollout.min_p = 0.0
+
+    config.objective = objective = ConfigDict()  # METHODS section 3
+    objective.advantage_logp = "current"  # current: the trainer's log pi, detached; or rollout
+    objective.aggregation = "token_mean"  # token_mean, seq_mean, micro_batch_mean
+    objective.teacher_mode_coef = 1.0  # factor of -log pi(teacher mode) at corrections
+    objective.k1_clip = 10.0  # |log pi - log T| before it becomes an advantage
+    objective.ratio_clip = 0.2  # the surrogate's trust region
+    objective.dual_clip = 3.0  # bound of the loss where the advantage is negative
+    objective.log_ratio_clip = 20.0  # |log pi - log p_old| before exp
+
+    config.optimizer = optimizer = ConfigDict()  # AdamW, constant rate
+    optimizer.learning_rate = 1e-6
+    optimizer.b1 = 0.9
+    optimizer.b2 = 0.999
+    optimizer.eps = 1e-8
+    optimizer.weight_decay = 0.01  # on every parameter
+    optimizer.clip_norm = 1.0  # global norm, of the whole batch's gradient
+
+    config.trainer = trainer = ConfigDict()
+    trainer.micro_batch = 0  # rows a forward pass of the trainer, 0 = all; changes no result
+    trainer.chunk = 512  # positions whose logits exist at the same time
+    trainer.remat = False  # recompute each layer in the backward pass: less memory, more time
+    trainer.max_skips_in_row = 5  # non-finite steps after which the run stops
+
+    config.mesh = mesh = ConfigDict()  # devices by axis; one of them may be -1, "what is left"
+    mesh.data = -1  # rows
+    mesh.fsdp = 1  # rows, and the weights' width
+    mesh.tensor = 1  # heads, feed-forward width and vocabulary
+
+    config.eval = evaluation = ConfigDict()  # the student alone, on problems it is not trained on
+    evaluation.source = "file"  # as data.source; the addition task holds problems out
+    evaluation.path = ""  # "" with source file: no evaluation
+    evaluation.every = 0  # steps between evaluations, 0 = only before step 1 and at the end
+    evaluation.problems = 256  # addition: how many to generate; file: the first so many, 0 = all
+    evaluation.samples = 8  # k of Mean@k and Pass@k
+    evaluation.response_length = 16384
+    evaluation.seed = 0  # training randomness does not depend on it, nor it on training
+    evaluation.batch_rows = 512  # responses generated together
+    evaluation.teacher = True  # evaluate the teacher once, before step 1
+
+    config.checkpoint = checkpoint = ConfigDict()
+    checkpoint.every = 10  # steps; the last step is always saved
+    checkpoint.keep = 3  # the newest so many stay
+    checkpoint.keep_steps = ()  # these stay for ever
+    return config.lock()
+
+
+def validate(config: ConfigDict) -> None:
+    """Checks all that can be told from the configuration alone.
+
+    Raises:
+      ConfigError: naming the key, what it says and what it may say.
+    """
+    _check_keys(config)
+    _one_of(
+        config,
+        {
+            "method": METHODS,
+            "compute_dtype": COMPUTE_DTYPES,
+            "data.source": SOURCES,
+            "data.template": TEMPLATES,
+            "data.epoch_end": EPOCH_ENDS,
+            "rollout.solver": SOLVERS,
+            "objective.advantage_logp": ADVANTAGE_LOGP,
+            "objective.aggregation": AGGREGATIONS,
+            "eval.source": SOURCES,
+        },
+    )
+    _at_least(
+        config,
+        {
+            "steps": 1,
+            "seed": 0,
+            "data.max_prompt_length": 1,
+            "data.prompts_per_step": 1,
+            "data.samples": 1,
+            "rollout.response_length": 1,
+            "rollout.block_size": 1,
+            "rollout.slots": 0,
+            "rollout.refill_rows": 0,
+            "rollout.waves_per_call": 1,
+            "rollout.score_tokens": 1,
+            "objective.teacher_mode_coef": 0,
+            "objective.ratio_clip": 0,
+            "objective.dual_clip": 1,
+            "optimizer.learning_rate": 0,
+            "optimizer.weight_decay": 0,
+            "trainer.micro_batch": 0,
+            "trainer.chunk": 1,
+            "trainer.max_skips_in_row": 1,
+            "eval.every": 0,
+            "eval.problems": 0,
+            "eval.samples": 1,
+            "eval.response_length": 1,
+            "eval.batch_rows": 1,
+            "checkpoint.every": 1,
+            "checkpoint.keep": 1,
+        },
+    )
+    for key in ("objective.k1_clip", "objective.log_ratio_clip", "optimizer.clip_norm"):
+        if not get(config, key) > 0:
+            raise ConfigError(f"{key} is {get(config, key)}; it must be greater than 0")
+    for key in ("student", "teacher"):
+        if not config[key]:
+            raise ConfigError(f"{key} is empty; set --config.{key}=FOLDER (Hugging Face format)")
+    if config.data.source == "file" and not config.data.path:
+        raise ConfigError(
+            "data.path is empty; set --config.data.path=FILE (JSON lines, JSON or parquet)"
+        )
+    _check_sampling(config)
+    _check_mesh(config)
+    try:
+        check_schedule(config.epsilon)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def flatten(config: ConfigDict) -> dict[str, Any]:
+    """{"data.path": ..., ...}: every leaf under its dotted name; tuples become lists as in JSON."""
+    flat = {}
+    for key, value in config.items():
+        if isinstance(value, ConfigDict):
+            flat |= {f"{key}.{name}": leaf for name, leaf in flatten(value).items()}
+        else:
+            flat[key] = _as_json(value)
+    return flat
+
+
+def get(config: ConfigDict, name: str) -> Any:
+    """The value under a dotted name."""
+    for part in name.split("."):
+        config = config[part]
+    return config
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known dotted key that a misspelt one most likely means, if any comes close.
+
+    >>> nearest("rollout.blok_size", ["rollout.block_size", "rollout.slots"])
+    'rollout.block_size'
+    >>> nearest("block_size", ["rollout.block_size", "rollout.slots"])
+    'rollout.block_size'
+    """
+    known = list(known)
+    whole = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    if whole:
+        return whole[0]
+    # The group may be missing or wrong: compare the last parts.
+    leaf = name.split(".")[-1]
+    by_leaf = {key.split(".")[-1]: key for key in known}
+    match = difflib.get_close_matches(leaf, by_leaf, n=1)
+    return by_leaf[match[0]] if match else None
+
+
+def unknown_key(name: str, known: Iterable[str]) -> str:
+    """What to tell somebody who named a key that does not exist."""
+    known = list(known)
+    inside = [key for key in known if key.startswith(f"{name}.")]
+    if inside:
+        return f"{name} is a group of keys; set one of {', '.join(inside)}"
+    meant = nearest(name, known)
+    hint = f"; the nearest is {meant}" if meant else ""
+    return f"there is no key {name} in the configuration{hint}"
+
+
+def _as_json(value: Any) -> Any:
+    return [_as_json(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _check_keys(config: ConfigDict) -> None:
+    """A config that was not made from `default_config` may lack keys or have others."""
+    known, given = flatten(default_config()), flatten(config)
+    for name in sorted(given.keys() - known.keys()):
+        raise ConfigError(unknown_key(name, known))
+    for name in sorted(known.keys() - given.keys()):
+        raise ConfigError(f"the key {name} is missing; start from train.config.default_config()")
+
+
+def _one_of(config: ConfigDict, choices: dict[str, Iterable[str]]) -> None:
+    for key, allowed in choices.items():
+        value = get(config, key)
+        if value not in allowed:
+            meant = difflib.get_close_matches(str(value), list(allowed), n=1)
+            hint = f" (nearest: {meant[0]})" if meant else ""
+            raise ConfigError(f"{key} is {value!r}; it must be one of {', '.join(allowed)}{hint}")
+
+
+def _at_least(config: ConfigDict, least: dict[str, float]) -> None:
+    for key, bound in least.items():
+        value = get(config, key)
+        if not (math.isfinite(value) and value >= bound):
+            raise ConfigError(f"{key} is {value}; it must be at least {bound}")
+
+
+def _check_sampling(config: ConfigDict) -> None:
+    plain = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    for name, only in plain.items():
+        if config.rollout[name] != only:
+            raise ConfigError(
+                f"rollout.{name} is {config.rollout[name]}; it must be {only}. Anything else would "
+                "sample from another distribution than the p that is recorded and tested against q"
+            )
+
+
+def _check_mesh(config: ConfigDict) -> None:
+    sizes = dict(config.mesh.items())
+    free = [axis for axis, size in sizes.items() if size == -1]
+    if len(free) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
+        raise ConfigError(
+            f"mesh is {sizes}; each size is at least 1, and one of them may be -1, what is left"
+        )
