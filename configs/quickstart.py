@@ -1,6 +1,6 @@
 r"""The embedded default: a small student learns to add from a good teacher, on CPU, in minutes.
 
-    python -m saki_jax.train --config configs/quickstart.py            (or configs/quickstart.py:trb)
+    python -m saki_jax.train --config configs/quickstart.py          (quickstart.py:trb for TRB)
 
 Task: `a+b=` with two to four digits, answered by a carry scratchpad and ``\boxed{sum}``; problems
 are generated, those of the evaluation are held out. Teacher and student are the two tiny Qwen3

@@ -50,7 +50,10 @@ class Checkpoints:
                 cleanup_tmp_directories=True,
                 create=True,
             ),
-            item_names=("state", "record"),
+            item_handlers={
+                "state": ocp.StandardCheckpointHandler(),
+                "record": ocp.JsonCheckpointHandler(),
+            },
         )
 
     def save(self, step: int, state: TrainState, record: dict[str, Any]) -> None:
@@ -103,6 +106,10 @@ class Checkpoints:
             )
         return None
 
+    def reload(self) -> None:
+        """Looks at the folder again, where something else has changed it."""
+        self._manager.reload()
+
     def close(self) -> None:
         """Ends Orbax's threads."""
         self._manager.close()
@@ -132,7 +139,7 @@ class Checkpoints:
                     target = target.with_name(target.name + "-again")
                 target.parent.mkdir(exist_ok=True)
                 os.rename(self.folder / str(step), target)
-        self._manager.reload()
+        self.reload()
 
 
 def _files(checkpoint: Path) -> dict[str, int]:
@@ -163,7 +170,7 @@ def _torn(checkpoint: Path) -> str | None:
 
 
 def _check_same_arrays(checkpoint: Path, stored: Any, template: TrainState) -> None:
-    """Orbax casts a wrong dtype in silence; here any difference is an error that names the array."""
+    """Refuses any difference, naming the array: Orbax would cast a wrong dtype in silence."""
 
     def describe(tree: Any) -> dict[str, str]:
         leaves, _ = jax.tree_util.tree_flatten_with_path(tree)

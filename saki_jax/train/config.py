@@ -188,7 +188,7 @@ def validate(config: ConfigDict) -> None:
     _check_sampling(config)
     _check_mesh(config)
     try:
-        check_schedule(config.epsilon)
+        check_schedule(config.epsilon.to_dict())
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
@@ -220,14 +220,15 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     'rollout.block_size'
     """
     known = list(known)
-    whole = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-    if whole:
-        return whole[0]
-    # The group may be missing or wrong: compare the last parts.
-    leaf = name.split(".")[-1]
-    by_leaf = {key.split(".")[-1]: key for key in known}
-    match = difflib.get_close_matches(leaf, by_leaf, n=1)
-    return by_leaf[match[0]] if match else None
+    leaves = {key.split(".")[-1] for key in known}
+    # By last parts: the group may be missing or wrong, and must not outweigh the name itself.
+    close = difflib.get_close_matches(name.split(".")[-1], leaves, n=1)
+    candidates = [key for key in known if close and key.split(".")[-1] == close[0]]
+    return max(candidates, key=lambda key: _likeness(key, name), default=None)
+
+
+def _likeness(a: str, b: str) -> float:
+    return difflib.SequenceMatcher(None, a, b).ratio()
 
 
 def unknown_key(name: str, known: Iterable[str]) -> str:
@@ -236,9 +237,13 @@ def unknown_key(name: str, known: Iterable[str]) -> str:
     inside = [key for key in known if key.startswith(f"{name}.")]
     if inside:
         return f"{name} is a group of keys; set one of {', '.join(inside)}"
+    text = f"there is no key {name} in the configuration"
     meant = nearest(name, known)
-    hint = f"; the nearest is {meant}" if meant else ""
-    return f"there is no key {name} in the configuration{hint}"
+    if meant:
+        return f"{text}; the nearest is {meant}"
+    group = name.rpartition(".")[0]
+    beside = [key for key in known if key.rpartition(".")[0] == group]
+    return f"{text}; there are {', '.join(beside or known)}"
 
 
 def _as_json(value: Any) -> Any:
@@ -263,7 +268,7 @@ def _one_of(config: ConfigDict, choices: dict[str, Iterable[str]]) -> None:
             raise ConfigError(f"{key} is {value!r}; it must be one of {', '.join(allowed)}{hint}")
 
 
-def _at_least(config: ConfigDict, least: dict[str, float]) -> None:
+def _at_least(config: ConfigDict, least: dict[str, int]) -> None:
     for key, bound in least.items():
         value = get(config, key)
         if not (math.isfinite(value) and value >= bound):

@@ -52,8 +52,10 @@ def run(config: ConfigDict, workdir: str | Path) -> dict[str, Any]:
         flat = flatten(config)
         continued = folder.claim(flat)
         if folder.summary.exists():
+            summary = json.loads(folder.summary.read_text("utf-8"))
+            report.show(summary_table(summary))
             report.say(f"the run in {folder.path} is finished; its figures: {folder.summary}")
-            return json.loads(folder.summary.read_text("utf-8"))
+            return summary
         session = setup.build(config)
         folder.begin(flat)
         with jax.set_mesh(session.models.mesh):
@@ -130,7 +132,7 @@ class _Run:
         if self.due(step, self.config.eval.every):
             with timed(seconds, "evaluation"):
                 scores = self.evaluations.student(self.session, state.params, step)
-            record |= {f"eval_{name}": value for name, value in scores.items()}
+            record |= {f"eval_{name}": value for name, value in scores.items() if "_at_" in name}
             record["seconds_evaluation"] = seconds["evaluation"]
         return state, record
 
@@ -142,7 +144,7 @@ class _Run:
             session.copy(state.params),
             session.models.teacher_params,
             session.next_prompts(),
-            epsilon_at(self.config.epsilon, step) if session.guided else 0.0,
+            epsilon_at(self.config.epsilon.to_dict(), step) if session.guided else 0.0,
             key,
             self.report.during,
         )
@@ -154,16 +156,15 @@ class _Run:
         evidence = write_evidence(self.folder.evidence, rollout, record)
         raise NotFiniteError(
             f"step {record['step']}: loss or gradient was not finite for "
-            f"{record['skipped_in_row']} steps in a row (trainer.max_skips_in_row). The weights are "
-            f"those from before them. The batch and its figures: {evidence}"
+            f"{record['skipped_in_row']} steps in a row (trainer.max_skips_in_row). The weights "
+            f"are those from before them. The batch and its figures: {evidence}"
         )
 
     def finish(self) -> dict[str, Any]:
         """Writes summary.json, which marks the run as finished, and shows the table."""
         summary = summarise(self.config, self.folder)
         write_json(self.folder.summary, summary)
-        self.report.close()
-        self.report.console.print(summary_table(summary))
+        self.report.show(summary_table(summary))
         self.report.say(f"all figures: {self.folder.summary}, {self.folder.metrics}")
         return summary
 

@@ -12,7 +12,7 @@ import numpy as np
 from tensorboardX import SummaryWriter
 
 from saki_jax.rollout.batch import Rollout
-from saki_jax.train.objective import masked_mean, masked_sum
+from saki_jax.train.objective import masked_mean
 from saki_jax.train.rundir import as_json
 from saki_jax.train.state import TrainState
 from saki_jax.train.update import Stats
@@ -30,7 +30,7 @@ def rollout_stats(rollout: Rollout) -> Stats:
     return {
         "epsilon": rollout.epsilon,
         "correction_rate": masked_mean(rollout.corrected, mask),
-        "corrections": masked_sum(rollout.corrected, mask),
+        "corrections": (rollout.corrected & mask).sum(),
         "tv_mean": masked_mean(rollout.tv, mask),
         "kl_mean": masked_mean(rollout.kl, mask),
         "beta_mean": masked_mean(rollout.beta, mask),

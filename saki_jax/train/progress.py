@@ -46,6 +46,11 @@ class Reporter:
         """A line that stays."""
         self.console.print(text, markup=False, soft_wrap=True)
 
+    def show(self, table: Table) -> None:
+        """A table, in place of the live display."""
+        self.close()
+        self.console.print(table)
+
     def begin(self, what: str) -> None:
         """Names the rollout that starts now ("step 3", "evaluation")."""
         self._what = what

@@ -129,7 +129,7 @@ class RunDir:
         except BlockingIOError as error:
             self.close()
             raise ConfigError(
-                f"another process is working in {self.path}; wait for it or choose another --workdir"
+                f"another process is working in {self.path}; wait for it, or use another --workdir"
             ) from error
 
 
@@ -186,7 +186,7 @@ def _shown(flat: dict[str, Any], name: str) -> str:
     return json.dumps(as_json(flat[name])) if name in flat else "(no such key)"
 
 
-def _step_of(line: str) -> float:
+def _step_of(line: str) -> int | float:
     """The step of a line; a torn last line counts as behind everything."""
     try:
         return json.loads(line)["step"]

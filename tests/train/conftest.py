@@ -34,6 +34,15 @@ def write_checkpoint(path: Path, seed: int, hidden_size: int = 32) -> Path:
     )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compile_once(tmp_path_factory):
+    """Programs that several runs of one process ask for are compiled once."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+
+
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory) -> tuple[Path, Path]:
     """(student, teacher) folders."""
