@@ -1,0 +1,327 @@
+"""The paper's tables from the folders of evaluations.
+
+Usage::
+
+    python -m saki_jax.evals.tables RUN/evals/step_000200 ... --out tables/
+    python -m saki_jax.evals.tables saki@1.7B=DIR trb@1.7B=DIR ...       # other names for rows
+
+Each folder is one evaluated model (`session.run`). Folders of the same method and student size are
+runs with different seeds and are averaged problem by problem. Figures are per cent; intervals are
+95 % bootstrap intervals over problems, differences are paired by problem.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from saki_jax.data.benchmarks import BENCHMARKS
+from saki_jax.evals import bootstrap, results
+from saki_jax.evals.bootstrap import Estimate
+from saki_jax.evals.folder import EvaluationFolder, FolderError, read_json, write_json, write_text
+from saki_jax.evals.results import MEAN, PASS
+from saki_jax.evals.table import Cell, Table
+
+METHOD_TITLES = {
+    "opd": "OPD",
+    "exopd": "ExOPD",
+    "skd": "SKD",
+    "trb": "TRB",
+    "random_tm": "Random-TM",
+    "tv_weighted_tm": "TV-weighted-TM",
+    "teacher_sampled": "Teacher-sampled",
+    "saki": "SAKI",
+}
+CONTROLS = ("trb", "random_tm", "tv_weighted_tm", "teacher_sampled", "saki")
+MATCHED_CONTROLS = CONTROLS[1:-1]
+SAME_PROTOCOL = (
+    "samples",
+    "max_new_tokens",
+    "end_ids",
+    "template",
+    "instruction",
+    "enable_thinking",
+)
+"""Settings that folders in one table must share."""
+
+AVERAGE = "Average"
+
+
+class TablesError(ValueError):
+    """Folders that cannot stand in one table; the message says in what they differ."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method at one student size.
+
+    Attributes:
+      method: its key.
+      student: its size.
+      runs: summaries of its evaluations, one a training seed.
+    """
+
+    method: str
+    student: str
+    runs: tuple[Mapping[str, Any], ...]
+
+    @property
+    def title(self) -> str:
+        """The method as tables write it."""
+        return METHOD_TITLES.get(self.method, self.method)
+
+    def sets(self) -> list[str]:
+        """Sets that every run was evaluated on."""
+        common = set.intersection(*(set(run["sets"]) for run in self.runs))
+        return [name for name in self.runs[0]["sets"] if name in common]
+
+    def values(self, name: str, figure: str) -> dict[str, float]:
+        """{problem id: per cent}, averaged over the runs."""
+        runs = [results.by_problem(run["sets"][name], figure) for run in self.runs]
+        if any(run.keys() != runs[0].keys() for run in runs):
+            raise TablesError(
+                f"the runs of {self.title} {self.student} differ in problems of {name}"
+            )
+        return {p: 100.0 * float(np.mean([run[p] for run in runs])) for p in runs[0]}
+
+    def estimate(self, name: str, figure: str, sets: Sequence[str]) -> Estimate | None:
+        """A set's figure or the average's; None where a set is missing."""
+        if name == AVERAGE:
+            if not set(sets) <= set(self.sets()):
+                return None
+            per_set = {s: np.array(list(self.values(s, figure).values())) for s in sets}
+            return bootstrap.macro_interval(per_set)
+        if name not in self.sets():
+            return None
+        values = np.array(list(self.values(name, figure).values()))
+        return bootstrap.mean_interval(values, seed=bootstrap.set_seed(0, name))
+
+    def spread(self, figure: str, sets: Sequence[str]) -> float | None:
+        """Standard deviation over runs of the average, in points; None for a single run."""
+        if len(self.runs) < 2 or not set(sets) <= set(self.sets()):
+            return None
+        averages = [replace(self, runs=(run,)).estimate(AVERAGE, figure, sets) for run in self.runs]
+        return float(np.std([a.value for a in averages], ddof=1))
+
+    def minus(self, other: "Entry", figure: str, sets: Sequence[str]) -> Estimate | None:
+        """Paired difference of the averages; None where either lacks a set."""
+        if not set(sets) <= set(self.sets()) & set(other.sets()):
+            return None
+        mine, theirs = ({s: e.values(s, figure) for s in sets} for e in (self, other))
+        return bootstrap.paired_macro_difference(mine, theirs)
+
+
+def read_entries(arguments: Sequence[str]) -> list[Entry]:
+    """Entries from arguments ``[METHOD[@STUDENT]=]DIR``, in the paper's order of methods.
+
+    Raises:
+      TablesError: when the folders were not evaluated alike.
+      FolderError: when one is not the folder of an evaluation.
+    """
+    grouped: dict[tuple[str, str], list[dict]] = {}
+    first: tuple[str, dict] | None = None
+    for argument in arguments:
+        label, equals, path = argument.rpartition("=")
+        summary = read_json(EvaluationFolder(path).summary)
+        protocol = summary["protocol"]
+        method, _, student = label.partition("@") if equals else ("", "", "")
+        key = (method or protocol["method"], student or protocol["student"])
+        first = first or (path, protocol)
+        _refuse_other_protocol(first, (path, protocol))
+        grouped.setdefault(key, []).append(summary)
+    entries = [Entry(*key, tuple(runs)) for key, runs in grouped.items()]
+    order = list(METHOD_TITLES)
+    rank = {m: order.index(m) if m in order else -1 for m, _ in grouped}
+    students = list(dict.fromkeys(student for _, student in grouped))
+    return sorted(entries, key=lambda e: (students.index(e.student), rank[e.method]))
+
+
+def build(entries: Sequence[Entry]) -> list[Table]:
+    """All tables that the entries allow."""
+    sets = _all_sets(entries)
+    note = _note(entries, sets)
+    main = [e for e in entries if e.method not in MATCHED_CONTROLS]
+    controls = [e for e in entries if e.method in CONTROLS]
+    k = entries[0].runs[0]["protocol"]["samples"]
+    tables = []
+    if main:
+        tables.append(_per_set("table_1", f"Table 1: Mean@{k}", main, MEAN, sets, note))
+    if any(e.method in MATCHED_CONTROLS for e in entries):
+        tables.append(_controls("table_2", "Table 2: controls of placement", controls, sets, note))
+    if main:
+        tables.append(_per_set("table_6", f"Table 6: Pass@{k}", main, PASS, sets, note))
+    if any(e.method in MATCHED_CONTROLS for e in entries):
+        title = f"Table 8: controls of placement, Mean@{k} by set"
+        tables.append(_per_set("table_8", title, controls, MEAN, sets, note))
+    split = _decomposition(entries, sets, k)
+    return [*tables, split] if split.rows else tables
+
+
+def summary_table(summary: Mapping[str, Any]) -> Table:
+    """One evaluation: a row a set, and the average."""
+    k = summary["protocol"]["samples"]
+    rows: list[tuple[Cell, ...]] = []
+    for result in summary["sets"].values():
+        rows.append(
+            (
+                result["title"] + ("" if result["whole"] else " (part)"),
+                result["problems"],
+                *(Estimate(**result[figure]).scaled(100.0) for figure in (MEAN, PASS)),
+                100.0 * result["truncated"],
+                float(result["mean_length"]),
+                result["verdicts"].get("no_answer", 0),
+            )
+        )
+    average = (Estimate(**summary["average"][figure]).scaled(100.0) for figure in (MEAN, PASS))
+    rows.append((AVERAGE, sum(row[1] for row in rows), *average, None, None, None))
+    columns = ("set", "problems", f"Mean@{k}", f"Pass@{k}", "cut %", "tokens", "no answer")
+    protocol = summary["protocol"]
+    step = "" if protocol["step"] is None else f", step {protocol['step']}"
+    title = f"{protocol['method']}, {protocol['student']}{step}"
+    note = (
+        "Per cent, with 95 % bootstrap intervals over problems. The average is over the sets shown."
+    )
+    if not summary["finished"]:
+        note += " **Not finished: sets are missing.**"
+    return Table("summary", title, columns, tuple(rows), note)
+
+
+def _per_set(
+    name: str, title: str, entries: Sequence[Entry], figure: str, sets: Sequence[str], note: str
+) -> Table:
+    columns = ("method", "student", *(_title(entries, s) for s in sets), AVERAGE, "runs", "sd")
+    rows = tuple(
+        (
+            e.title,
+            e.student,
+            *(e.estimate(s, figure, sets) for s in (*sets, AVERAGE)),
+            len(e.runs),
+            e.spread(figure, sets),
+        )
+        for e in entries
+    )
+    return Table(name, title, columns, rows, note)
+
+
+def _controls(
+    name: str, title: str, entries: Sequence[Entry], sets: Sequence[str], note: str
+) -> Table:
+    """Averages, and what SAKI has more than each, paired."""
+    k = entries[0].runs[0]["protocol"]["samples"]
+    saki = {e.student: e for e in entries if e.method == "saki"}
+    rows = []
+    for e in entries:
+        best = saki.get(e.student)
+        compared = best is not None and best is not e
+        rows.append(
+            (
+                e.title,
+                e.student,
+                *(e.estimate(AVERAGE, figure, sets) for figure in (MEAN, PASS)),
+                *(best.minus(e, figure, sets) if compared else None for figure in (MEAN, PASS)),
+                len(e.runs),
+            )
+        )
+    columns = ("method", "student", f"Mean@{k}", f"Pass@{k}")
+    columns += (f"SAKI minus it, Mean@{k}", f"SAKI minus it, Pass@{k}", "runs")
+    return Table(name, title, columns, tuple(rows), note)
+
+
+def _decomposition(entries: Sequence[Entry], sets: Sequence[str], k: int) -> Table:
+    """What the budget of teacher-mode tokens brings, and what placing it at corrections brings."""
+    by_key = {(e.method, e.student): e for e in entries}
+    rows = []
+    for student in dict.fromkeys(e.student for e in entries):
+        chain = [by_key.get((m, student)) for m in ("trb", "random_tm", "saki")]
+        if None in chain:
+            continue
+        trb, random_tm, saki = chain
+        steps = {
+            "budget: TRB → Random-TM": (random_tm, trb),
+            "placement: Random-TM → SAKI": (saki, random_tm),
+            "both: TRB → SAKI": (saki, trb),
+        }
+        rows += [
+            (student, what, *(a.minus(b, figure, sets) for figure in (MEAN, PASS)))
+            for what, (a, b) in steps.items()
+        ]
+    note = "Points of the average over sets, paired by problem, 95 % bootstrap intervals."
+    columns = ("student", "step", f"Mean@{k}", f"Pass@{k}")
+    return Table("figure_3c", "Figure 3(c): budget and placement", columns, tuple(rows), note)
+
+
+def _refuse_other_protocol(first: tuple[str, Mapping], this: tuple[str, Mapping]) -> None:
+    differ = [k for k in SAME_PROTOCOL if first[1].get(k) != this[1].get(k)]
+    if differ:
+        told = "; ".join(f"{k}: {first[1].get(k)!r} and {this[1].get(k)!r}" for k in differ)
+        raise TablesError(
+            f"{first[0]} and {this[0]} were not evaluated alike ({told}); evaluate again, or make "
+            "separate tables"
+        )
+
+
+def _all_sets(entries: Sequence[Entry]) -> list[str]:
+    there = {name for entry in entries for name in entry.sets()}
+    ordered = [name for name in BENCHMARKS if name in there]
+    return ordered + sorted(there - set(ordered))
+
+
+def _title(entries: Sequence[Entry], name: str) -> str:
+    return next(e.runs[0]["sets"][name]["title"] for e in entries if name in e.sets())
+
+
+def _note(entries: Sequence[Entry], sets: Sequence[str]) -> str:
+    parts = ["Per cent, with 95 % bootstrap intervals over problems (10,000 resamples)."]
+    if any(len(e.runs) > 1 for e in entries):
+        parts.append(
+            "Runs with different seeds are averaged problem by problem: the intervals do not "
+            "hold the spread between seeds, which is `sd` (of the average, in points)."
+        )
+    some = [run["sets"].get(name) for e in entries for run in e.runs for name in sets]
+    if any(result and not result["whole"] for result in some):
+        parts.append("**Only part of some sets was evaluated.**")
+    if any(not run["finished"] for e in entries for run in e.runs):
+        parts.append("**Some evaluations are not finished.**")
+    absent = [b.title for b in BENCHMARKS.values() if b.name not in sets]
+    if absent:
+        parts.append(f"The average is without {', '.join(absent)}.")
+    return " ".join(parts)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the tables as Markdown and writes them; 1 when they cannot be made."""
+    parser = argparse.ArgumentParser(
+        prog="python -m saki_jax.evals.tables",
+        description="The paper's tables from folders of evaluations.",
+    )
+    parser.add_argument("folders", nargs="+", metavar="[METHOD[@STUDENT]=]DIR")
+    parser.add_argument("--out", default="", metavar="DIR", help="tables.md, tables.json, *.csv")
+    options = parser.parse_args(arguments)
+    try:
+        tables = build(read_entries(options.folders))
+    except (TablesError, FolderError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    text = "\n".join(table.to_markdown() for table in tables)
+    print(text)
+    if options.out:
+        write_tables(options.out, tables)
+    return 0
+
+
+def write_tables(out: str | Path, tables: Sequence[Table]) -> None:
+    """Writes tables.md, tables.json and a CSV file each."""
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "tables.md", "\n".join(table.to_markdown() for table in tables))
+    write_json(folder / "tables.json", {table.name: table.to_json() for table in tables})
+    for table in tables:
+        write_text(folder / f"{table.name}.csv", table.to_csv())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
