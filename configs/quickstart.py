@@ -22,8 +22,8 @@ def get_config(method: str = "saki") -> ConfigDict:
     """260 steps of 16 prompts x 8 responses, epsilon 0.02 -> 0 over the first quarter."""
     config = default_config()
     config.method = method
-    config.student = str(ASSETS / "student")
-    config.teacher = str(ASSETS / "teacher")
+    config.student = str(ASSETS / "addition_student")
+    config.teacher = str(ASSETS / "addition_teacher")
     config.steps = 260
     config.note = (
         "The student was taught on scratchpads with corrupted columns (README). One run of one "
