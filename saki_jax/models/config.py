@@ -76,10 +76,16 @@ class Qwen3Config:
         raw = source if isinstance(source, Mapping) else source.to_dict()
         problems: list[str] = []
         model_type = raw.get("model_type")
+        named = raw.get("architectures")
         if model_type not in ARCHITECTURES:
             problems.append(
-                f"model_type {model_type!r} is not known; this module computes "
-                f"{' and '.join(ARCHITECTURES)} (architectures {raw.get('architectures')})"
+                f"model_type {model_type!r} is not known (architectures: {named}); "
+                f"choose a checkpoint of type {' or '.join(ARCHITECTURES)}"
+            )
+        elif named and ARCHITECTURES[model_type] not in named:
+            problems.append(
+                f"architectures is {named}, not a language model of type {model_type!r}; "
+                f"choose a checkpoint of {ARCHITECTURES[model_type]}"
             )
         problems += _unsupported(raw)
         theta = _rope_theta(raw, problems)
@@ -162,9 +168,13 @@ def _rope_theta(raw: Mapping, problems: list[str]) -> float:
     for name, table in (("rope_parameters", nested), ("rope_scaling", scaling)):
         kind = table.get("rope_type", table.get("type", "default"))
         if kind != "default":
-            problems.append(f"{name} asks for rope type {kind!r}; only 'default' is computed")
+            problems.append(
+                f"{name} asks for rope type {kind!r}; choose a checkpoint of type 'default'"
+            )
         if table.get("partial_rotary_factor", 1.0) != 1.0:
-            problems.append(f"{name} rotates only a part of each head; that is not computed")
+            problems.append(
+                f"{name} rotates a part of each head; choose one that rotates all of it"
+            )
     found = {
         float(table["rope_theta"])
         for table in (raw, nested, scaling)
@@ -186,17 +196,17 @@ def _unsupported(raw: Mapping) -> list[str]:
     problems = []
     for key in ("attention_bias", "mlp_bias"):
         if raw.get(key):
-            problems.append(f"{key} is true; projections with a bias are not computed")
+            problems.append(f"{key} is true; choose a checkpoint whose projections have no bias")
     # Qwen3 files carry a window size that use_sliding_window=false switches off.
     if raw.get("use_sliding_window"):
-        problems.append("use_sliding_window is true; only full attention is computed")
+        problems.append("use_sliding_window is true; choose a checkpoint with full attention")
     others = sorted(set(raw.get("layer_types") or ()) - {"full_attention"})
     if others:
-        problems.append(f"layer_types contains {others}; only 'full_attention' is computed")
+        problems.append(f"layer_types contains {others}; choose one of 'full_attention' only")
     if raw.get("hidden_act", "silu") != "silu":
-        problems.append(f"hidden_act is {raw['hidden_act']!r}; only 'silu' is computed")
+        problems.append(f"hidden_act is {raw['hidden_act']!r}; choose a checkpoint with 'silu'")
     if raw.get("partial_rotary_factor", 1.0) != 1.0:
-        problems.append("partial_rotary_factor is not 1; only fully rotated heads are computed")
+        problems.append("partial_rotary_factor is not 1; choose one whose heads are rotated whole")
     if raw.get("quantization_config"):
         problems.append("quantization_config is set; give unquantised weights (bf16, f16 or f32)")
     return problems

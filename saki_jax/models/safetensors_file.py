@@ -23,7 +23,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 _LFS_MARK = b"version https://git-lfs"
 _HEADER_LIMIT = 100_000_000  # the format's own limit, in bytes
-_BLOCK = 1 << 24  # bytes converted at a time
+_BLOCK = 1 << 18  # bytes converted at a time: a transposition that stays in the processor's cache
 
 
 class FileProblem(ValueError):
@@ -54,7 +54,7 @@ class StoredTensor:
         """The part ``index`` of the tensor in the wanted dtype.
 
         Rows are read and converted block by block, so the memory used is that of the result plus
-        some megabytes. A bfloat16 tensor wanted as bfloat16 keeps its bits.
+        a block. A bfloat16 tensor wanted as bfloat16 keeps its bits.
 
         Args:
           index: a slice per stored dimension (of which there is at least one).

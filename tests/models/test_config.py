@@ -71,6 +71,7 @@ def test_q04_anything_else_raises_instead_of_falling_back(change, words):
     [
         ({"model_type": "gemma3"}, "model_type 'gemma3' is not known"),
         ({"model_type": None}, "model_type None is not known"),
+        ({"architectures": ["Qwen3ForSequenceClassification"]}, "not a language model of type"),
         ({"attention_bias": True}, "attention_bias is true"),
         ({"mlp_bias": True}, "mlp_bias is true"),
         ({"use_sliding_window": True, "sliding_window": 4096}, "use_sliding_window is true"),

@@ -259,7 +259,7 @@ def test_w08_another_prefix_is_recognised(tied, prefix):
 
 
 def test_w08_a_llama_config_over_qwen_files_lists_the_norms(tied):
-    edit_config(tied, model_type="llama")
+    edit_config(tied, model_type="llama", architectures=["LlamaForCausalLM"])
     found = problems(tied)
     assert len(found) == 4  # q_norm and k_norm of two layers
     assert all("Llama (no q/k norm)" in problem for problem in found)
