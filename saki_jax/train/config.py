@@ -95,7 +95,7 @@ def default_config() -> ConfigDict:
     optimizer.clip_norm = 1.0  # global norm, of the whole batch's gradient
 
     config.trainer = trainer = ConfigDict()
-    trainer.micro_batch = 0  # rows a forward pass of the trainer, 0 = all; changes no result
+    trainer.micro_batch = 0  # rows a forward pass, 0 = all; rounded up to the devices' number
     trainer.chunk = 512  # positions whose logits exist at the same time
     trainer.remat = False  # recompute each layer in the backward pass: less memory, more time
     trainer.max_skips_in_row = 5  # non-finite steps after which the run stops

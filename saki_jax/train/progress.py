@@ -2,7 +2,8 @@
 
 import sys
 import time
-from typing import Any, TextIO
+from io import TextIOBase
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -22,11 +23,12 @@ class Reporter:
       quiet: say nothing (processes other than the first).
     """
 
-    def __init__(self, steps: int, *, stream: TextIO | None = None, quiet: bool = False):
+    def __init__(self, steps: int, *, stream: TextIOBase | None = None, quiet: bool = False):
         self.console = Console(file=stream or sys.stdout, quiet=quiet, highlight=False)
         self.live = self.console.is_terminal and not quiet
         self._steps = steps
         self._what = ""
+        self._quiet_seconds = _QUIET_SECONDS
         self._began = self._said = time.monotonic()
         self._bar: Progress | None = None
         self._task = None
@@ -59,7 +61,7 @@ class Reporter:
     def during(self, progress: loop.Progress) -> None:
         """`on_progress` of rollouts and evaluations."""
         now = time.monotonic()
-        if self._bar is None and now - self._said < _QUIET_SECONDS:
+        if self._bar is None and now - self._said < self._quiet_seconds:
             return
         rate = progress.committed / max(now - self._began, 1e-9)
         figures = (

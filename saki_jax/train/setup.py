@@ -146,7 +146,7 @@ def build(config: ConfigDict) -> Session:
             method,
             _objective(config),
             optimizer,
-            micro_batch=config.trainer.micro_batch,
+            micro_batch=_micro_batch(config, mesh),
             chunk=config.trainer.chunk,
             compute_dtype=models.dtype,
             shardings=shardings,
@@ -219,11 +219,16 @@ def _mesh(config: ConfigDict) -> Mesh:
     try:
         mesh = sharding.make_mesh(**config.mesh)
         sharding.check_batch(mesh, rows, "rows a step (data.prompts_per_step x data.samples)")
-        if config.trainer.micro_batch:
-            sharding.check_batch(mesh, config.trainer.micro_batch, "rows (trainer.micro_batch)")
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return mesh
+
+
+def _micro_batch(config: ConfigDict, mesh: Mesh) -> int:
+    """Rows a forward pass: what was asked for, rounded up to what the devices can share."""
+    rows = config.data.prompts_per_step * config.data.samples
+    shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    return min(-(-(config.trainer.micro_batch or rows) // shards) * shards, rows)
 
 
 def _encoder(config: ConfigDict, tokenizer: Tokenizer) -> Callable[..., EncodedPrompts]:
