@@ -1,0 +1,1 @@
+"""Parts of the benchmarks; the doors are the scripts beside this folder."""

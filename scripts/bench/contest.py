@@ -1,0 +1,172 @@
+"""All contenders at one batch size: calibrated, warmed up, run in turn, and judged."""
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from bench import measure, memory, peers, phases, report, roofline
+from bench.contenders import build
+from bench.scenario import STUDENT_ONLY, TOKEN_WISE, Pair, Scenario, impose_lengths
+from saki_jax.rollout.batch import Rollout
+from saki_jax.rollout.keys import step_key
+
+BLOCK = 8  # of the engine that stands for exact-q
+
+
+class Contest:
+    """All contenders at one batch size."""
+
+    def __init__(
+        self, scenario: Scenario, pair: Pair, batch: int, rows: int, rates: roofline.Rates
+    ):
+        self.scenario, self.pair, self.batch, self.rows, self.rates = (
+            scenario, pair, batch, rows, rates,
+        )  # fmt: skip
+        self.prompts, self.lengths = scenario.prompts(rows), scenario.lengths(rows)
+        self.key = step_key(0, 1)
+        limited = pair._replace(
+            student=impose_lengths(pair.student, self.prompts, self.lengths),
+            teacher=impose_lengths(pair.teacher, self.prompts, self.lengths),
+        )
+        self.contenders = {
+            name: build(name, limited, lambda size: scenario.spec(batch, size))
+            for name in scenario.contenders
+        }
+        self.peers: dict[str, peers.Peer] = {}
+        self.samples: dict[str, list[measure.Sample]] = defaultdict(list)
+        self.phases: dict[str, list[float]] = defaultdict(list)
+
+    def add_peer(self, peer: peers.Peer) -> None:
+        """Takes another process's contenders in."""
+        self.peers |= dict.fromkeys(peer.contenders, peer)
+
+    def run(self, epsilon: float | None) -> dict[str, Any]:
+        """Calibrates, warms up, measures in turn, and derives."""
+        scenario = self.scenario
+        finished: dict[str, Rollout] = {}
+        if epsilon is None:
+            epsilon = self._calibrated() if scenario.guided else 0.0
+        parts = phases.Phases(
+            self.pair,
+            scenario.spec(self.batch, BLOCK),
+            self.rows,
+            scenario.prompt_length,
+            phases.typical_counts(self.lengths, self.batch),
+            epsilon,
+        )
+
+        def one(name: str) -> tuple[measure.Sample, Rollout | None]:
+            if name in self.peers:
+                return self.peers[name].run(name), None
+            limit = float("inf") if _unlimited(name) else scenario.seconds_each
+            contender = self.contenders[name]
+            return measure.sample(
+                lambda heard: contender(self.prompts, epsilon, self.key, heard), limit
+            )
+
+        def timed(name: str) -> None:
+            self.samples[name].append(one(name)[0])
+
+        def phase_round() -> None:
+            for name, seconds in parts.seconds().items():
+                self.phases[name].append(seconds)
+
+        names = [*self.contenders, *self.peers]
+        for name in self.contenders:  # compiles, and warms up
+            _, rollout = one(name)
+            if rollout is not None:
+                finished[name] = rollout
+        tasks = {name: (lambda name=name: timed(name)) for name in names}
+        measure.interleave(tasks | {"phases": phase_round}, scenario.repeats)
+        report.paired(names, self.samples)
+        return self._derive(epsilon, parts, finished)
+
+    def _calibrated(self) -> float:
+        guide = next(n for n in (report.ENGINE, *self.contenders) if n in self.contenders)
+        epsilon, _ = measure.calibrate(
+            self.contenders[guide], self.prompts, self.key, self.scenario.correction_rate
+        )
+        return epsilon
+
+    def _derive(
+        self, epsilon: float, parts: phases.Phases, finished: dict[str, Rollout]
+    ) -> dict[str, Any]:
+        scenario = self.scenario
+        sizes = {name: _block_size(name) for name in self.contenders}
+        seconds = {name: float(np.median(values)) for name, values in self.phases.items()}
+        solvers = parts.solvers()
+        context = float(np.mean(np.asarray(parts.slots.length)))
+        readings = solvers["newton"]["readings"]
+        roof = roofline.bound(
+            scenario.student, scenario.teacher, self.batch, BLOCK, context, readings, self.rates
+        )
+        contenders = report.describe(self.samples, sizes)
+        for name, figures in contenders.items():
+            ideal = self._roofline_speed(name, figures, context, readings)
+            if ideal is not None:
+                figures["roofline_tokens_per_second"] = ideal
+                figures["share_of_roofline"] = figures["tokens_per_second"]["median"] / ideal
+        part = {
+            "rows": self.rows,
+            "tokens": int(self.lengths.sum()),
+            "lengths": report.median_length(self.lengths),
+            "epsilon": epsilon,
+            "mean_tv": _mean_tv(finished),
+            "contenders": contenders,
+            "phases": seconds,
+            "solvers": solvers,
+            "roofline": roof,
+            "temporary_bytes": memory.wave_memory(
+                self.pair,
+                scenario.spec(self.batch, BLOCK),
+                self.batch,
+                scenario.prompt_length,
+            ),
+            "tokens_equal_to_engine": _equal_tokens(finished),
+        }
+        if report.ENGINE in contenders and STUDENT_ONLY in contenders:
+            part["wave"] = report.wave_split(contenders[report.ENGINE], seconds, self.batch, BLOCK)
+            part["exact_q"] = report.exact_q(contenders, seconds, BLOCK)
+        return part
+
+    def _roofline_speed(
+        self, name: str, figures: dict[str, Any], context: float, readings: float
+    ) -> float | None:
+        """Tokens/s if every step or wave took its roofline time, with the waves it really took."""
+        if not figures["waves"] or name in self.peers:
+            return None
+        scenario, size = self.scenario, _block_size(name)
+        shapes = (scenario.student, scenario.teacher, self.batch, size, context, readings)
+        bound = roofline.bound(*shapes, self.rates)
+        one = bound["student_step_seconds" if name == STUDENT_ONLY else "wave_seconds"]
+        return figures["committed"] / (figures["waves"] * one)
+
+
+def _unlimited(name: str) -> bool:
+    return name == STUDENT_ONLY or name.startswith("engine")
+
+
+def _block_size(name: str) -> int:
+    return 1 if name in (STUDENT_ONLY, TOKEN_WISE) else int(name.rsplit("_k", 1)[1])
+
+
+def _mean_tv(finished: dict[str, Rollout]) -> float:
+    """Mean TV(p, q) over all tokens of a guided rollout; 0 where there was none."""
+    for name, rollout in finished.items():
+        if name != STUDENT_ONLY:
+            return float(np.asarray(rollout.tv).sum() / np.asarray(rollout.length).sum())
+    return 0.0
+
+
+def _equal_tokens(finished: dict[str, Rollout]) -> dict[str, float]:
+    """Share of response tokens that agree with the engine's, for each guided contender."""
+    if report.ENGINE not in finished:
+        return {}
+    engine = finished[report.ENGINE]
+    valid, tokens = np.asarray(engine.valid), np.asarray(engine.tokens)
+    return {
+        name: float((np.asarray(rollout.tokens) == tokens)[valid].mean())
+        for name, rollout in finished.items()
+        if name not in (report.ENGINE, STUDENT_ONLY)
+    }
