@@ -4,13 +4,17 @@ q_beta(v) ∝ p(v)^(1-beta) T(v)^beta with the largest beta in [0, 1] such that
 KL(q_beta || p) <= epsilon, for every row of [*B, V] logits.
 """
 
+import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from saki_jax.rollout.bridge_passes import TILE, Survey, survey, tilt
+from saki_jax.rollout.bridge_passes import Survey, survey, tilt
 from saki_jax.rollout.bridge_solvers import SOLVERS
+
+_TILE_ENTRIES = 2**17  # entries of a temporary: it stays in a CPU's cache
+_SMALLEST_TILE = 512
 
 
 class Bridge(NamedTuple):
@@ -48,7 +52,7 @@ def solve(
     epsilon: Float[Array, ""],
     *,
     solver: str = "newton",
-    tile: int = TILE,
+    tile: int = 0,
 ) -> Bridge:
     """Solves the bridge row by row.
 
@@ -62,7 +66,8 @@ def solve(
       epsilon: the KL budget, a float32 array.
       solver: "newton" reaches epsilon from below within 4e-5 wherever it binds; "bisect" is the
         paper's 16 waves.
-      tile: vocabulary entries read at a time; temporaries are a few [*B, tile].
+      tile: vocabulary entries read at a time, so that temporaries are a few [*B, tile]; 0 chooses
+        by the number of rows.
 
     Raises:
       ValueError: the two vocabularies differ, or there is no such solver.
@@ -74,10 +79,16 @@ def solve(
         )
     if solver not in SOLVERS:
         raise ValueError(f"unknown solver {solver!r}; choose one of {', '.join(SOLVERS)}")
+    tile = tile or _tile(logits_p.shape)
     s = survey(logits_p, logits_t, tile=tile)
     search = SOLVERS[solver](logits_p, logits_t, s, epsilon, tile=tile)
     best = search.lower
     return Bridge(best.beta, best.kl, best.tv, best.log_norm, s, search.used)
+
+
+def _tile(shape: tuple[int, ...]) -> int:
+    rows = math.prod(shape[:-1])
+    return max(_SMALLEST_TILE, _TILE_ENTRIES // max(rows, 1))
 
 
 def log_ratios(

@@ -1,7 +1,8 @@
-"""Largest feasible beta by repeated measurement; the solvers differ in where they look next.
+"""The largest feasible beta by repeated measurement; solvers differ in where they look next.
 
-Every solver keeps the same books: a measured feasible point, a measured infeasible one, and the
-rows that are done. What is returned was measured, so KL(q || p) <= epsilon is a certificate.
+All keep the same books: the best measured feasible point, the nearest measured infeasible one, and
+the rows that are done. What is returned was measured, so KL(q || p) <= epsilon is a certificate,
+whatever the search did.
 """
 
 from collections.abc import Callable
@@ -12,12 +13,16 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from saki_jax.rollout.bridge_passes import Measurement, Survey, measure
+from saki_jax.rollout.bridge_passes import GRID, Measurement, Survey, measure
 
 _BELOW_ONE = 1 - 2.0**-24  # the largest float32 below 1
-_WAVES = 16  # of the paper's bisection
-_MOST_PASSES = 60  # of the certified solver; a guard, seen at work are 10
-_TOLERANCE = 4e-5  # a row is done from epsilon (1 - tolerance) on; half of it is aimed at
+_WAVES = 16  # halvings of the paper's bisection
+_MOST_PASSES = 60  # a guard for the certified solver
+_PATIENCE = 16  # passes after which every second one halves the bracket
+# Float32 measures KL to about 1e-5 relative at worst. A point is feasible up to 1e-5 below epsilon,
+# a row is done within 5e-5 of it, and the middle is aimed at.
+_FEASIBLE, _AIM, _DONE = 1 - 1e-5, 1 - 3e-5, 1 - 5e-5
+_CURVE_NOISE = 2e-5  # a KL of the survey's curve below this is rounding
 
 
 class Search(NamedTuple):
@@ -26,7 +31,8 @@ class Search(NamedTuple):
     beta: Array  # to be measured next
     guess: Array  # of L there
     lower: Measurement  # best feasible point; beta = 0 until one is found
-    upper: Measurement  # nearest infeasible point; beta = the top and kl = inf until one is found
+    upper: Array  # beta of the nearest infeasible point, or the top
+    bounded: Array  # bool: upper is infeasible, not just the top
     done: Array
     used: Array  # int32, passes that the row took part in
     passes: Array  # scalar int32
@@ -42,10 +48,11 @@ def certified_newton(
 ) -> Search:
     """Newton's method for log KL as a function of log beta, held inside the measured bracket.
 
-    The curve is nearly straight there: slope 2 at the left, flattening to the right.
+    The curve is nearly straight there, with slope 2 at the left. The start is read off the
+    survey's curve.
     """
-    top, start = _top(s), _first_beta(s, epsilon)
-    return _search(logits_p, logits_t, s, epsilon, start, top, _newton_next, _MOST_PASSES, tile)
+    start = _read_curve(s, epsilon)
+    return _search(logits_p, logits_t, s, epsilon, start, _newton, _MOST_PASSES, tile)
 
 
 def sixteen_waves(
@@ -57,22 +64,24 @@ def sixteen_waves(
     tile: int,
 ) -> Search:
     """The paper's bisection: beta = 1 if that is feasible, else the feasible end of 16 halvings."""
-    top = _top(s)
-    return _search(logits_p, logits_t, s, epsilon, top, top, _midpoint, _WAVES + 1, tile)
+    return _search(logits_p, logits_t, s, epsilon, _top(s), _halve, _WAVES + 1, tile)
 
 
 SOLVERS: dict[str, Callable] = {"newton": certified_newton, "bisect": sixteen_waves}
 
 
-def _search(logits_p, logits_t, s, epsilon, start, top, propose, most_passes, tile) -> Search:
+def _search(logits_p, logits_t, s, epsilon, start, propose, most_passes, tile) -> Search:
     zero = jnp.zeros_like(start)
-    nowhere = Measurement(zero, zero, zero, zero, zero, jnp.ones_like(s.nonfinite))
+    upper, bounded = _curve_bound(s, epsilon)
+    # A teacher without enough of p leaves no feasible beta > 0.
+    hopeless = s.nonfinite | (epsilon <= 0) | (s.kl_floor > epsilon * _FEASIBLE)
     init = Search(
         beta=start,
         guess=_guess_norm(s, start, epsilon),
-        lower=nowhere,
-        upper=nowhere._replace(beta=top, kl=jnp.full_like(start, jnp.inf)),
-        done=s.nonfinite | jnp.broadcast_to(epsilon <= 0, start.shape),
+        lower=Measurement(zero, zero, zero, zero, zero, zero),
+        upper=upper,
+        bounded=bounded,
+        done=hopeless,
         used=jnp.zeros(start.shape, jnp.int32),
         passes=jnp.int32(0),
     )
@@ -82,34 +91,34 @@ def _search(logits_p, logits_t, s, epsilon, start, top, propose, most_passes, ti
 
     def one_pass(search: Search) -> Search:
         point = measure(logits_p, logits_t, s, search.beta, search.guess, tile=tile)
-        return _record(search, point, s, epsilon, top, propose)
+        return _record(search, point, s, epsilon, propose)
 
     return lax.while_loop(unfinished, one_pass, init)
 
 
-def _record(search: Search, point: Measurement, s, epsilon, top, propose) -> Search:
+def _record(search: Search, point: Measurement, s, epsilon, propose: Callable) -> Search:
     """Enters a measurement into the books and chooses the next beta of the rows not done."""
     live = ~search.done
-    feasible = point.kl <= epsilon
-    raises = live & feasible & point.trusted
-    lowers = live & ~feasible
-    lower = _choose(raises, point, search.lower)
-    upper = _choose(lowers, point, search.upper)
+    feasible = point.kl + point.noise <= epsilon * _FEASIBLE
+    infeasible = point.kl - point.noise > epsilon * _FEASIBLE
+    search = search._replace(
+        lower=_choose(live & feasible, point, search.lower),
+        upper=jnp.where(live & infeasible, point.beta, search.upper),
+        bounded=search.bounded | (live & infeasible),
+    )
 
-    close = lower.kl >= epsilon * (1 - _TOLERANCE)
-    at_top = lower.beta >= top
-    proposal = propose(search._replace(lower=lower, upper=upper), point, s, epsilon, top)
-    # A feasible point whose guess of L was poor is measured again with the L just found.
-    again = feasible & ~point.trusted
-    beta = jnp.where(again, point.beta, proposal)
-    exhausted = ~again & ((beta <= lower.beta) | ((beta >= upper.beta) & (upper.kl < jnp.inf)))
-    finished = at_top | (exhausted if propose is _midpoint else close | exhausted)
-    return Search(
-        beta=jnp.where(live, beta, search.beta),
+    # Undecided because the guess of L was poor: measure again, with the L just found.
+    again = ~feasible & ~infeasible
+    proposal, satisfied = propose(search, point, s, epsilon)
+    # Between neighbouring floats there is nothing left to measure.
+    exhausted = (proposal <= search.lower.beta) | (search.bounded & (proposal >= search.upper))
+    ended = satisfied | exhausted | (search.lower.beta >= _top(s))
+    done = search.done | (~again & ended)
+    beta = jnp.where(done, search.beta, jnp.where(again, point.beta, proposal))
+    return search._replace(
+        beta=beta,
         guess=_extrapolate_norm(s, point, beta),
-        lower=lower,
-        upper=upper,
-        done=search.done | finished,
+        done=done,
         used=search.used + live.astype(jnp.int32),
         passes=search.passes + 1,
     )
@@ -124,55 +133,92 @@ def _top(s: Survey) -> Array:
     return jnp.where(s.one_allowed, 1.0, jnp.float32(_BELOW_ONE))
 
 
-def _midpoint(search: Search, point: Measurement, s, epsilon, top) -> Array:
-    return 0.5 * (search.lower.beta + search.upper.beta)
+def _halve(search: Search, point: Measurement, s, epsilon) -> tuple[Array, Array]:
+    """The bracket's middle in beta; never satisfied before the waves are spent."""
+    return 0.5 * (search.lower.beta + search.upper), jnp.zeros_like(search.done)
 
 
-def _newton_next(search: Search, point: Measurement, s, epsilon, top) -> Array:
-    """The Newton step from ``point`` if it falls inside the bracket, else the bracket's middle."""
-    low, high = search.lower.beta, search.upper.beta
-    slope = point.variance / point.kl
-    aim = jnp.log(epsilon * (1 - _TOLERANCE / 2))
-    step = jnp.exp((aim - jnp.log(point.kl)) / slope)
-    newton = point.beta * step
-    unmeasured = search.upper.kl == jnp.inf
-    newton = jnp.where(unmeasured, jnp.minimum(newton, top), newton)
-    floor = jnp.where(low > 0, low, 0.5 * _floor(s, epsilon))
+def _newton(search: Search, point: Measurement, s, epsilon) -> tuple[Array, Array]:
+    """The Newton step if it falls inside the bracket, else the bracket's geometric middle."""
+    low, high = search.lower.beta, search.upper
+    aim = jnp.log(epsilon * _AIM - s.kl_floor)
+    excess = point.kl - s.kl_floor
+    newton = point.beta * jnp.exp((aim - jnp.log(excess)) * excess / point.variance)
+    floor = jnp.where(low > 0, low, 0.5 * _surely_feasible(s, epsilon))
+    newton = jnp.maximum(jnp.where(search.bounded, newton, jnp.minimum(newton, high)), floor)
+
     middle = jnp.sqrt(floor) * jnp.sqrt(high)
     middle = jnp.where((middle > low) & (middle < high), middle, 0.5 * (low + high))
-    inside = (newton > low) & ((newton < high) | unmeasured)
-    return jnp.where(inside, newton, middle)
+    inside = (newton > low) & ((newton < high) | ~search.bounded)
+    stalled = (search.passes >= _PATIENCE) & (search.passes % 2 == 0)
+    satisfied = search.lower.kl >= epsilon * _DONE
+    return jnp.where(inside & ~stalled, newton, middle), satisfied
 
 
-def _floor(s: Survey, epsilon: Array) -> Array:
-    """A beta that is feasible: KL(q_beta || p) <= beta/(1-beta) KL(p || T)."""
-    return jnp.maximum(epsilon / (epsilon + s.kl_pt), 1e-30)
+def _surely_feasible(s: Survey, epsilon: Array) -> Array:
+    """A lower bound of the root: KL(q || p) - floor <= beta / (1 - beta) KL(p || T)."""
+    budget = jnp.maximum(epsilon - s.kl_floor, 0.0)
+    return jnp.maximum(budget / (budget + s.kl_pt), 1e-30)
 
 
-def _first_beta(s: Survey, epsilon: Array) -> Array:
-    """The top where it is probably feasible, else between the rigorous lower bound and a guess."""
-    near_top = s.kl_tp <= 1.2 * epsilon + 2e-6
-    low = _floor(s, epsilon)
-    high = jnp.sqrt(epsilon / jnp.maximum(s.kl_tp, epsilon))
-    start = jnp.where(jnp.isfinite(s.kl_pt), jnp.maximum(low, high), 0.5 * high)
-    return jnp.where(near_top, _top(s), jnp.minimum(start, _top(s)))
+def _read_curve(s: Survey, epsilon: Array) -> Array:
+    """Where the survey's curve meets epsilon, by straight lines in log beta and log KL."""
+    budget = (epsilon - s.kl_floor)[..., None]
+    known = s.curve_kl > _CURVE_NOISE
+    log_kl = jnp.log(jnp.where(known, s.curve_kl, 1.0))
+    log_beta = jnp.broadcast_to(jnp.log(jnp.asarray(GRID)), log_kl.shape)
+    below = known & (s.curve_kl <= budget)
+    # The last known point below epsilon, or the first known one if there is none below.
+    index = jnp.arange(len(GRID)).reshape((1,) * (log_kl.ndim - 1) + (-1,))
+    last_below = jnp.max(jnp.where(below, index, -1), axis=-1, keepdims=True)
+    first_known = jnp.argmax(known, axis=-1, keepdims=True)
+    at = jnp.where(last_below >= 0, last_below, first_known)
+    after = jnp.minimum(at + 1, len(GRID) - 1)
+    x0, y0, x1, y1 = (
+        jnp.take_along_axis(v, i, axis=-1)[..., 0] for i in (at, after) for v in (log_beta, log_kl)
+    )
+    slope = jnp.where((last_below[..., 0] >= 0) & (y1 > y0), (y1 - y0) / (x1 - x0), 2.0)
+    start = jnp.exp(x0 + (jnp.log(budget[..., 0]) - y0) / slope)
+    reaches_top = s.curve_kl[..., -1] <= 1.1 * budget[..., 0] + 2e-6
+    lost = jnp.isnan(start) | ~jnp.any(known, axis=-1)
+    start = jnp.where(lost, _surely_feasible(s, epsilon), start)
+    return jnp.where(reaches_top, _top(s), jnp.clip(start, 1e-30, _top(s)))
+
+
+def _curve_bound(s: Survey, epsilon: Array) -> tuple[Array, Array]:
+    """(beta, True) of the curve's first point beyond doubt infeasible, else (the top, False)."""
+    over = s.curve_kl > 1.5 * (epsilon - s.kl_floor)[..., None] + _CURVE_NOISE
+    first = jnp.asarray(GRID)[jnp.argmax(over, axis=-1)]
+    bounded = jnp.any(over, axis=-1)
+    return jnp.where(bounded, first, _top(s)), bounded
 
 
 def _guess_norm(s: Survey, beta: Array, epsilon: Array) -> Array:
-    """L(beta) from both ends: convex, 0 at beta = 0, ``offset`` at 1, known slopes.
-
-    Relative to the chord, -beta KL(p||T) + KL(q||p) near 0; kept within 30 of the chord, where
-    p^(1-beta) T^beta <= max(p, T) cannot overflow.
-    """
-    bend = jnp.maximum(-beta * s.kl_pt + epsilon, -(1 - beta) * s.kl_tp)
-    bend = jnp.where(jnp.isnan(bend), 0.0, jnp.clip(bend, -30.0, 0.0))
-    return beta * s.offset + bend
+    """L(beta) before anything was measured, from the survey's nearest point or from beta -> 0."""
+    ratio = beta[..., None] / jnp.asarray(GRID).reshape((1,) * beta.ndim + (-1,))
+    nearest = jnp.argmin(jnp.abs(jnp.log(ratio)), axis=-1, keepdims=True)
+    ratio, kl, norm = (
+        jnp.take_along_axis(v, nearest, axis=-1)[..., 0] for v in (ratio, s.curve_kl, s.curve_norm)
+    )
+    # beta L' = KL + L, and beta² L'' is about 2 KL.
+    taylor = norm + (ratio - 1) * (kl + s.kl_floor + norm) + (ratio - 1) ** 2 * kl
+    leftmost = epsilon - s.kl_floor - beta * s.kl_pt - s.kl_floor
+    return _bounded_norm(s, beta, jnp.where(ratio < 0.7, leftmost, taylor))
 
 
 def _extrapolate_norm(s: Survey, point: Measurement, beta: Array) -> Array:
-    """L(beta) by Taylor from a measured point, kept below the chord as convexity demands."""
-    ratio = beta / point.beta - 1
+    """L(beta) by Taylor from a measured point."""
+    step = beta / point.beta - 1
     # beta L' = KL + L and beta² L'' = Var_q(x).
-    taylor = point.log_norm + ratio * (point.kl + point.log_norm) + 0.5 * ratio**2 * point.variance
-    bend = jnp.clip(taylor - beta * s.offset, -30.0, 0.0)
-    return jnp.where(jnp.isnan(bend), 0.0, bend) + beta * s.offset
+    taylor = point.log_norm + step * (point.kl + point.log_norm) + 0.5 * step**2 * point.variance
+    return _bounded_norm(s, beta, taylor - beta * s.offset)
+
+
+def _bounded_norm(s: Survey, beta: Array, bend: Array) -> Array:
+    """L(beta) from its distance to the chord, which convexity makes negative.
+
+    Within 30 of the chord p^(1-beta) T^beta <= max(p, T) cannot overflow. A bend of the size of
+    rounding is none: p = T must give x = 0 exactly.
+    """
+    bend = jnp.clip(jnp.where(jnp.isnan(bend), 0.0, bend), -30.0, 0.0)
+    return beta * s.offset + jnp.where(bend > -1e-6, 0.0, bend)
