@@ -54,9 +54,16 @@ def describe(config: Qwen3Config) -> tuple[Parameter, ...]:
 
     _, state = nnx.split(abstract_module(config))
     return tuple(
-        Parameter(tuple(str(key) for key in path), tuple(variable.shape), variable.axes)
-        for path, variable in nnx.to_flat_state(state)
+        Parameter(path, tuple(variable.shape), variable.axes)
+        for path, variable in flat_variables(state).items()
     )
+
+
+def flat_variables(state: nnx.State) -> dict[Path, nnx.Variable]:
+    """The module's variables by path, list positions as strings, in the order of nnx."""
+    return {
+        tuple(str(key) for key in path): variable for path, variable in nnx.to_flat_state(state)
+    }
 
 
 def nest(flat: Mapping[Path, Any]) -> dict[str, Any]:

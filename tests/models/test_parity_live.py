@@ -1,5 +1,6 @@
 """The port against transformers' torch models, live (extra `parity`)."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -26,6 +27,10 @@ def case(request, tmp_path):
 
 def _tokens(rows: int, length: int) -> np.ndarray:
     return np.random.default_rng(length).integers(0, 61, (rows, length))
+
+
+def test_q16_parity_runs_at_highest_precision():
+    assert jax.config.jax_default_matmul_precision == "highest"
 
 
 def test_full_forward(case):

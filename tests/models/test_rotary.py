@@ -6,7 +6,7 @@ import pytest
 from flax import nnx
 
 from saki_jax.models.config import Qwen3Config
-from saki_jax.models.qwen3 import Attention
+from saki_jax.models.layers import Attention
 from saki_jax.models.rotary import rotary_tables, rotate
 
 

@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from saki_jax.models.config import Qwen3Config
+from saki_jax.models.qwen3 import init_params, language_model
 from saki_jax.models.token_logprobs import token_logprobs
 
 V_QWEN = 151_936
@@ -156,3 +158,25 @@ def test_the_whole_qwen_vocabulary_chunked_equals_unchunked_with_gradient():
     np.testing.assert_allclose(entropy, entropy_whole, atol=1e-5)
     np.testing.assert_allclose(chunked, whole, atol=1e-5)
     np.testing.assert_allclose(log_p, _plain(hidden, head.T, ids)[0], atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_real_head_at_the_whole_vocabulary_in_either_dtype(dtype):
+    config = Qwen3Config(V_QWEN, 16, 16, 1, 2, 1, 8, initializer_range=0.5)
+    lm = language_model(config, dtype)
+    params = jax.tree.map(lambda x: x.astype(dtype), init_params(config, jax.random.key(0)))
+    tokens = jnp.array([[3, V_QWEN - 1, 77, 100_000]])
+    ids = jnp.stack([tokens, jnp.full_like(tokens, V_QWEN - 1)], axis=-1)
+
+    @jax.jit
+    def run(params):
+        hidden, _ = lm.forward(params, tokens, None, None)
+        few = token_logprobs(lambda h: lm.logits(params, h), hidden, ids, chunk=2)
+        return lm.logits(params, hidden), *few
+
+    logits, log_p, entropy = run(params)
+    assert logits.dtype == log_p.dtype == entropy.dtype == jnp.float32
+    exact = np.asarray(logits, np.float64)
+    exact -= np.log(np.exp(exact).sum(-1, keepdims=True))
+    np.testing.assert_allclose(log_p, np.take_along_axis(exact, np.asarray(ids), -1), atol=2e-5)
+    np.testing.assert_allclose(entropy, -(np.exp(exact) * exact).sum(-1), rtol=1e-5)
