@@ -4,17 +4,15 @@ q_beta(v) ∝ p(v)^(1-beta) T(v)^beta with the largest beta in [0, 1] such that
 KL(q_beta || p) <= epsilon, for every row of [*B, V] logits.
 """
 
-import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from saki_jax.rollout.bridge_passes import Survey, survey, tilt
+from saki_jax.rollout.bridge_measure import tilt
 from saki_jax.rollout.bridge_solvers import SOLVERS
-
-_TILE_ENTRIES = 2**17  # entries of a temporary: it stays in a CPU's cache
-_SMALLEST_TILE = 512
+from saki_jax.rollout.bridge_survey import Survey, survey
+from saki_jax.rollout.tiles import default_tile
 
 
 class Bridge(NamedTuple):
@@ -26,7 +24,7 @@ class Bridge(NamedTuple):
     beta: Float[Array, "*B"]
     kl: Float[Array, "*B"]  # KL(q || p) as measured at beta, nats
     tv: Float[Array, "*B"]  # TV(p, q), the mass of [q - p]+
-    log_norm: Float[Array, "*B"]  # L(beta) of the shifted log-ratios (bridge_passes.py)
+    log_norm: Float[Array, "*B"]  # L(beta) of the shifted log-ratios (bridge_measure.py)
     survey: Survey  # normalisers of p and T
     passes: Int[Array, "*B"]  # measurements that the row took part in
 
@@ -79,16 +77,11 @@ def solve(
         )
     if solver not in SOLVERS:
         raise ValueError(f"unknown solver {solver!r}; choose one of {', '.join(SOLVERS)}")
-    tile = tile or _tile(logits_p.shape)
+    tile = tile or default_tile(logits_p.shape)
     s = survey(logits_p, logits_t, tile=tile)
     search = SOLVERS[solver](logits_p, logits_t, s, epsilon, tile=tile)
     best = search.lower
     return Bridge(best.beta, best.kl, best.tv, best.log_norm, s, search.used)
-
-
-def _tile(shape: tuple[int, ...]) -> int:
-    rows = math.prod(shape[:-1])
-    return max(_SMALLEST_TILE, _TILE_ENTRIES // max(rows, 1))
 
 
 def log_ratios(

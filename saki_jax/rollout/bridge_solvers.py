@@ -13,16 +13,17 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from saki_jax.rollout.bridge_passes import GRID, Measurement, Survey, measure
+from saki_jax.rollout.bridge_measure import Measurement, measure
+from saki_jax.rollout.bridge_survey import GRID, Survey
 
 _BELOW_ONE = 1 - 2.0**-24  # the largest float32 below 1
 _WAVES = 16  # halvings of the paper's bisection
-_MOST_PASSES = 60  # a guard for the certified solver
+_MOST_PASSES = 60  # a guard; no solver comes near it
 _PATIENCE = 16  # passes after which every second one halves the bracket
 # Float32 measures KL to about 1e-5 relative at worst. A point is feasible up to 1e-5 below epsilon,
 # a row is done within 5e-5 of it, and the middle is aimed at.
 _FEASIBLE, _AIM, _DONE = 1 - 1e-5, 1 - 3e-5, 1 - 5e-5
-_CURVE_NOISE = 2e-5  # a KL of the survey's curve below this is rounding
+_CURVE_NOISE = 2e-6  # rounding of the survey's curve, times what its KL is a difference of
 
 
 class Search(NamedTuple):
@@ -51,8 +52,9 @@ def certified_newton(
     The curve is nearly straight there, with slope 2 at the left. The start is read off the
     survey's curve.
     """
-    start = _read_curve(s, epsilon)
-    return _search(logits_p, logits_t, s, epsilon, start, _newton, _MOST_PASSES, tile)
+    start, upper, bounded = _read_curve(s, epsilon)
+    search = _open(s, epsilon, start, upper, bounded)
+    return _run(search, logits_p, logits_t, s, epsilon, _newton, tile)
 
 
 def sixteen_waves(
@@ -64,18 +66,20 @@ def sixteen_waves(
     tile: int,
 ) -> Search:
     """The paper's bisection: beta = 1 if that is feasible, else the feasible end of 16 halvings."""
-    return _search(logits_p, logits_t, s, epsilon, _top(s), _halve, _WAVES + 1, tile)
+    top = _top(s)
+    search = _open(s, epsilon, top, top, jnp.zeros_like(s.nonfinite))
+    return _run(search, logits_p, logits_t, s, epsilon, _halve, tile)
 
 
 SOLVERS: dict[str, Callable] = {"newton": certified_newton, "bisect": sixteen_waves}
 
 
-def _search(logits_p, logits_t, s, epsilon, start, propose, most_passes, tile) -> Search:
+def _open(s: Survey, epsilon: Array, start: Array, upper: Array, bounded: Array) -> Search:
+    """The books before the first measurement."""
     zero = jnp.zeros_like(start)
-    upper, bounded = _curve_bound(s, epsilon)
     # A teacher without enough of p leaves no feasible beta > 0.
     hopeless = s.nonfinite | (epsilon <= 0) | (s.kl_floor > epsilon * _FEASIBLE)
-    init = Search(
+    return Search(
         beta=start,
         guess=_guess_norm(s, start, epsilon),
         lower=Measurement(zero, zero, zero, zero, zero, zero),
@@ -86,14 +90,18 @@ def _search(logits_p, logits_t, s, epsilon, start, propose, most_passes, tile) -
         passes=jnp.int32(0),
     )
 
+
+def _run(search: Search, logits_p, logits_t, s, epsilon, propose: Callable, tile: int) -> Search:
+    """Measures until every row is done."""
+
     def unfinished(search: Search):
-        return (search.passes < most_passes) & ~jnp.all(search.done)
+        return (search.passes < _MOST_PASSES) & ~jnp.all(search.done)
 
     def one_pass(search: Search) -> Search:
         point = measure(logits_p, logits_t, s, search.beta, search.guess, tile=tile)
         return _record(search, point, s, epsilon, propose)
 
-    return lax.while_loop(unfinished, one_pass, init)
+    return lax.while_loop(unfinished, one_pass, search)
 
 
 def _record(search: Search, point: Measurement, s, epsilon, propose: Callable) -> Search:
@@ -134,8 +142,9 @@ def _top(s: Survey) -> Array:
 
 
 def _halve(search: Search, point: Measurement, s, epsilon) -> tuple[Array, Array]:
-    """The bracket's middle in beta; never satisfied before the waves are spent."""
-    return 0.5 * (search.lower.beta + search.upper), jnp.zeros_like(search.done)
+    """The bracket's middle in beta, until [0, 1] was halved so many times."""
+    low, high = search.lower.beta, search.upper
+    return 0.5 * (low + high), search.bounded & (high - low <= 2.0**-_WAVES)
 
 
 def _newton(search: Search, point: Measurement, s, epsilon) -> tuple[Array, Array]:
@@ -149,6 +158,7 @@ def _newton(search: Search, point: Measurement, s, epsilon) -> tuple[Array, Arra
 
     middle = jnp.sqrt(floor) * jnp.sqrt(high)
     middle = jnp.where((middle > low) & (middle < high), middle, 0.5 * (low + high))
+    middle = jnp.where(search.bounded, middle, high)
     inside = (newton > low) & ((newton < high) | ~search.bounded)
     stalled = (search.passes >= _PATIENCE) & (search.passes % 2 == 0)
     satisfied = search.lower.kl >= epsilon * _DONE
@@ -161,40 +171,40 @@ def _surely_feasible(s: Survey, epsilon: Array) -> Array:
     return jnp.maximum(budget / (budget + s.kl_pt), 1e-30)
 
 
-def _read_curve(s: Survey, epsilon: Array) -> Array:
-    """Where the survey's curve meets epsilon, by straight lines in log beta and log KL."""
+def _read_curve(s: Survey, epsilon: Array) -> tuple[Array, Array, Array]:
+    """(start, upper, bounded): where the survey's curve meets epsilon, and what lies above.
+
+    Between its points the curve is read by straight lines in log beta and log KL, left of them by
+    slope 2. A point of the curve bounds the search only where it is infeasible beyond doubt.
+    """
+    grid = jnp.asarray(GRID)
     budget = (epsilon - s.kl_floor)[..., None]
-    known = s.curve_kl > _CURVE_NOISE
+    noise = _CURVE_NOISE * (10 + jnp.abs(s.curve_norm))
+    over = s.curve_kl > 1.5 * budget + noise
+    bounded = jnp.any(over, axis=-1)
+    upper = jnp.where(bounded, grid[jnp.argmax(over, axis=-1)], _top(s))
+
+    known = s.curve_kl > noise
     log_kl = jnp.log(jnp.where(known, s.curve_kl, 1.0))
-    log_beta = jnp.broadcast_to(jnp.log(jnp.asarray(GRID)), log_kl.shape)
-    below = known & (s.curve_kl <= budget)
+    log_beta = jnp.broadcast_to(jnp.log(grid), log_kl.shape)
     # The last known point below epsilon, or the first known one if there is none below.
     index = jnp.arange(len(GRID)).reshape((1,) * (log_kl.ndim - 1) + (-1,))
-    last_below = jnp.max(jnp.where(below, index, -1), axis=-1, keepdims=True)
-    first_known = jnp.argmax(known, axis=-1, keepdims=True)
-    at = jnp.where(last_below >= 0, last_below, first_known)
+    below = jnp.max(jnp.where(known & (s.curve_kl <= budget), index, -1), axis=-1, keepdims=True)
+    at = jnp.where(below >= 0, below, jnp.argmax(known, axis=-1, keepdims=True))
     after = jnp.minimum(at + 1, len(GRID) - 1)
     x0, y0, x1, y1 = (
         jnp.take_along_axis(v, i, axis=-1)[..., 0] for i in (at, after) for v in (log_beta, log_kl)
     )
-    slope = jnp.where((last_below[..., 0] >= 0) & (y1 > y0), (y1 - y0) / (x1 - x0), 2.0)
+    slope = jnp.where((below[..., 0] >= 0) & (y1 > y0), (y1 - y0) / (x1 - x0), 2.0)
     start = jnp.exp(x0 + (jnp.log(budget[..., 0]) - y0) / slope)
-    reaches_top = s.curve_kl[..., -1] <= 1.1 * budget[..., 0] + 2e-6
-    lost = jnp.isnan(start) | ~jnp.any(known, axis=-1)
-    start = jnp.where(lost, _surely_feasible(s, epsilon), start)
-    return jnp.where(reaches_top, _top(s), jnp.clip(start, 1e-30, _top(s)))
-
-
-def _curve_bound(s: Survey, epsilon: Array) -> tuple[Array, Array]:
-    """(beta, True) of the curve's first point beyond doubt infeasible, else (the top, False)."""
-    over = s.curve_kl > 1.5 * (epsilon - s.kl_floor)[..., None] + _CURVE_NOISE
-    first = jnp.asarray(GRID)[jnp.argmax(over, axis=-1)]
-    bounded = jnp.any(over, axis=-1)
-    return jnp.where(bounded, first, _top(s)), bounded
+    start = jnp.where(jnp.any(known, axis=-1), start, _surely_feasible(s, epsilon))
+    reaches_top = s.curve_kl[..., -1] <= 1.1 * budget[..., 0] + noise[..., -1]
+    start = jnp.where(reaches_top | jnp.isnan(start), _top(s), start)
+    return jnp.clip(start, 1e-30, upper), upper, bounded
 
 
 def _guess_norm(s: Survey, beta: Array, epsilon: Array) -> Array:
-    """L(beta) before anything was measured, from the survey's nearest point or from beta -> 0."""
+    """L(beta) before anything was measured: from the survey's nearest point or from beta -> 0."""
     ratio = beta[..., None] / jnp.asarray(GRID).reshape((1,) * beta.ndim + (-1,))
     nearest = jnp.argmin(jnp.abs(jnp.log(ratio)), axis=-1, keepdims=True)
     ratio, kl, norm = (
@@ -202,7 +212,7 @@ def _guess_norm(s: Survey, beta: Array, epsilon: Array) -> Array:
     )
     # beta L' = KL + L, and beta² L'' is about 2 KL.
     taylor = norm + (ratio - 1) * (kl + s.kl_floor + norm) + (ratio - 1) ** 2 * kl
-    leftmost = epsilon - s.kl_floor - beta * s.kl_pt - s.kl_floor
+    leftmost = (epsilon - s.kl_floor) - beta * (s.kl_pt - s.kl_floor) - s.kl_floor
     return _bounded_norm(s, beta, jnp.where(ratio < 0.7, leftmost, taylor))
 
 
