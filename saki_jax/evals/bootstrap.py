@@ -13,7 +13,7 @@ Usage::
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -48,7 +48,9 @@ class Estimate:
         return Estimate(self.value * factor, self.low * factor, self.high * factor, self.clusters)
 
 
-def cluster_means(names: Sequence[str], values: np.ndarray) -> tuple[list[str], np.ndarray]:
+def cluster_means(
+    names: Sequence[Hashable], values: np.ndarray
+) -> tuple[list[Hashable], np.ndarray]:
     """Averages within each cluster first, so that clusters then weigh equally.
 
     Args:

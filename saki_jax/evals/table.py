@@ -21,6 +21,7 @@ class Table:
       columns: names.
       rows: cells, as many as columns. An `Estimate` is shown with its interval, None as a dash.
       note: said below the table.
+      digits: decimals in Markdown.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
+    digits: int = 1
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -35,10 +37,10 @@ class Table:
                 raise ValueError(f"{self.name}: {len(row)} cells under {len(self.columns)} columns")
 
     def to_markdown(self) -> str:
-        """Heading, table and note; numbers with one decimal."""
+        """Heading, table and note."""
         lines = [f"### {self.title}", "", _line(self.columns)]
         lines.append("|" + "|".join(":--" if _is_text(c) else "--:" for c in self._kinds()) + "|")
-        lines += [_line([_shown(cell) for cell in row]) for row in self.rows]
+        lines += [_line([_shown(cell, self.digits) for cell in row]) for row in self.rows]
         if self.note:
             lines += ["", self.note]
         return "\n".join(lines) + "\n"
@@ -92,9 +94,9 @@ def _is_text(cell: Cell) -> bool:
     return isinstance(cell, str)
 
 
-def _shown(cell: Cell) -> str:
+def _shown(cell: Cell, digits: int) -> str:
     if cell is None:
         return NOTHING
     if isinstance(cell, Estimate):
-        return f"{cell.value:.1f} [{cell.low:.1f}, {cell.high:.1f}]"
-    return f"{cell:.1f}" if isinstance(cell, float) else str(cell)
+        return f"{cell.value:.{digits}f} [{cell.low:.{digits}f}, {cell.high:.{digits}f}]"
+    return f"{cell:.{digits}f}" if isinstance(cell, float) else str(cell)
