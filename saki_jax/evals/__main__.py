@@ -1,26 +1,31 @@
-"""``python -m saki_jax.evals --config configs/eval.py --config.checkpoint=DIR [--workdir OUT]``."""
+"""python -m saki_jax.evals --config configs/eval.py --config.checkpoint=DIR [--workdir OUT]
+
+Evaluates a model alone and keeps all responses. The same command on the same folder continues an
+evaluation that was not finished, and refuses one of another model or protocol.
+"""
 
 import logging
+import os
 import sys
+from collections.abc import Sequence
 
-from absl import app, flags
-from ml_collections import config_flags
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # tokenizers need no torch
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
+from saki_jax.command import read_command
 from saki_jax.data.prompts import DataError
-from saki_jax.evals import session
+from saki_jax.evals import session, tables
 from saki_jax.evals.checkpoint import SubjectError
-from saki_jax.evals.config import ConfigError
+from saki_jax.evals.config import ConfigError, validate
 from saki_jax.evals.folder import FolderError
 from saki_jax.evals.responses import ResponsesError
 from saki_jax.models.hf import CheckpointError
 from saki_jax.models.tokenizer import TokenizerError
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "the configuration of the evaluation")
-_WORKDIR = flags.DEFINE_string(
-    "workdir", "", "folder of the results; default: in the run's folder, or evals/<name>"
-)
+_USAGE = "usage: python -m saki_jax.evals --config FILE [--config.key=value ...] [--workdir DIR]"
 
-_ASKED_WRONGLY = (
+# What a user can set right: told in words, without a traceback.
+_TOLD = (
     CheckpointError,
     ConfigError,
     DataError,
@@ -31,21 +36,24 @@ _ASKED_WRONGLY = (
 )
 
 
-def main(arguments: list[str]) -> None:
-    """Evaluates and prints the table."""
-    if len(arguments) > 1:
-        raise app.UsageError(f"unknown arguments: {' '.join(arguments[1:])}")
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
-    config = _CONFIG.value
+def main(arguments: Sequence[str]) -> None:
+    """Evaluates and prints the table; ends the process with words and a status on errors."""
+    if {"-h", "--help", "-help"} & set(arguments):
+        print(f"{__doc__}\nEvery key, with what it does: saki_jax/evals/config.py")
+        return
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
-        workdir = _WORKDIR.value or session.default_workdir(config)
+        config, workdir = read_command(arguments, _USAGE)
+        validate(config)
+        workdir = workdir or session.default_workdir(config)
         summary = session.run(config, workdir)
-    except _ASKED_WRONGLY as error:
-        sys.exit(f"{type(error).__name__}: {error}")
-    print(session.tables.summary_table(summary).to_markdown())
+    except _TOLD as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted; the same command continues the evaluation")
+    print(tables.summary_table(summary).to_markdown())
     print(f"responses and summary: {workdir}")
 
 
 if __name__ == "__main__":
-    flags.mark_flag_as_required("config")
-    app.run(main)
+    main(sys.argv[1:])

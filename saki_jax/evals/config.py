@@ -2,16 +2,13 @@
 
 from ml_collections import ConfigDict
 
+from saki_jax.command import ConfigError
 from saki_jax.data.answer_format import INSTRUCTION
 from saki_jax.data.benchmarks import BENCHMARKS
 from saki_jax.data.template import TEMPLATES
 
 AS_TRAINED = "auto"
 COMPUTE_DTYPES = ("auto", "float32", "bfloat16")
-
-
-class ConfigError(ValueError):
-    """The configuration asks for something that cannot be; the message says what to do."""
 
 
 def default_config() -> ConfigDict:

@@ -172,6 +172,7 @@ def levels_table(found: Mapping[str, Mapping[str, Estimate]], group: str) -> Tab
         ("run", *_TITLES.values()),
         rows,
         "Prompt-equal means with 95 % intervals from redrawn prompts.",
+        digits=2,
     )
 
 

@@ -98,5 +98,6 @@ def _shown(cell: Cell, digits: int) -> str:
     if cell is None:
         return NOTHING
     if isinstance(cell, Estimate):
-        return f"{cell.value:.{digits}f} [{cell.low:.{digits}f}, {cell.high:.{digits}f}]"
-    return f"{cell:.{digits}f}" if isinstance(cell, float) else str(cell)
+        value, low, high = (f"{x:z.{digits}f}" for x in (cell.value, cell.low, cell.high))
+        return f"{value} [{low}, {high}]"
+    return f"{cell:z.{digits}f}" if isinstance(cell, float) else str(cell)

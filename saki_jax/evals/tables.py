@@ -231,6 +231,40 @@ def _controls(
     return Table(name, title, columns, tuple(rows), note)
 
 
+def differences(entries: Sequence[Entry], reference: str) -> Table:
+    """What each entry has more than the reference of the same student size, paired by problem.
+
+    Args:
+      entries: see `read_entries`.
+      reference: a method.
+
+    Raises:
+      TablesError: when no entry is of that method.
+    """
+    base = {e.student: e for e in entries if e.method == reference}
+    if not base:
+        raise TablesError(
+            f"the reference {reference!r} is none of {', '.join(e.method for e in entries)}"
+        )
+    sets = _all_sets(entries)
+    k = entries[0].runs[0]["protocol"]["samples"]
+    rows = [
+        (
+            e.title,
+            e.student,
+            f"{title}@{k}",
+            *(e.minus(base[e.student], figure, [s]) for s in sets),
+            e.minus(base[e.student], figure, sets),
+        )
+        for e in entries
+        if e.student in base and e is not base[e.student]
+        for figure, title in ((MEAN, "Mean"), (PASS, "Pass"))
+    ]
+    columns = ("method", "student", "figure", *(_title(entries, s) for s in sets), AVERAGE)
+    title = f"Differences to {METHOD_TITLES.get(reference, reference)}"
+    return Table("differences", title, columns, tuple(rows), _note(entries, sets))
+
+
 def _decomposition(entries: Sequence[Entry], sets: Sequence[str], k: int) -> Table:
     """What the budget of teacher-mode tokens brings, and what placing it at corrections brings."""
     by_key = {(e.method, e.student): e for e in entries}
@@ -287,7 +321,7 @@ def _note(entries: Sequence[Entry], sets: Sequence[str]) -> str:
     if any(not run["finished"] for e in entries for run in e.runs):
         parts.append("**Some evaluations are not finished.**")
     absent = [b.title for b in BENCHMARKS.values() if b.name not in sets]
-    if absent:
+    if absent and len(absent) < len(BENCHMARKS):
         parts.append(f"The average is without {', '.join(absent)}.")
     return " ".join(parts)
 
@@ -299,10 +333,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="The paper's tables from folders of evaluations.",
     )
     parser.add_argument("folders", nargs="+", metavar="[METHOD[@STUDENT]=]DIR")
+    parser.add_argument(
+        "--reference", default="", metavar="METHOD", help="adds differences to it, set by set"
+    )
     parser.add_argument("--out", default="", metavar="DIR", help="tables.md, tables.json, *.csv")
     options = parser.parse_args(arguments)
     try:
-        tables = build(read_entries(options.folders))
+        entries = read_entries(options.folders)
+        tables = build(entries)
+        if options.reference:
+            tables.append(differences(entries, options.reference))
     except (TablesError, FolderError) as error:
         print(error, file=sys.stderr)
         return 1

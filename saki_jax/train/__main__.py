@@ -6,7 +6,6 @@ that it is finished, and refuses the run of another configuration.
 
 import logging
 import os
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,15 +13,15 @@ from pathlib import Path
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # tokenizers need no torch
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
+from saki_jax.command import config_file, read_command
 from saki_jax.data.prompts import DataError
 from saki_jax.models.hf import CheckpointError as WeightsError
 from saki_jax.models.tokenizer import TokenizerError
 from saki_jax.train import loop
 from saki_jax.train.checkpoint import CheckpointError
-from saki_jax.train.config import ConfigError, flatten, unknown_key, validate
+from saki_jax.train.config import ConfigError, validate
 
 _USAGE = "usage: python -m saki_jax.train --config FILE [--config.key=value ...] [--workdir DIR]"
 
@@ -44,7 +43,7 @@ def main(arguments: Sequence[str]) -> None:
         return
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:
-        config, workdir = read_command(arguments)
+        config, workdir = read_arguments(arguments)
         validate(config)
         loop.run(config, workdir)
     except _TOLD as error:
@@ -53,62 +52,15 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit("interrupted; the same command continues the run from its last checkpoint")
 
 
-def read_command(arguments: Sequence[str]) -> tuple[ConfigDict, Path]:
+def read_arguments(arguments: Sequence[str]) -> tuple[ConfigDict, Path]:
     """The configuration with its overrides, and the folder of the run.
 
-    Args:
-      arguments: of the command line, without the program.
-
     Raises:
-      ConfigError: no such file, a key that does not exist (with the nearest one that does), a
-        value of another type, an argument that is none.
+      ConfigError: see `command.read_command`.
     """
-    file = _config_argument(arguments)
-    if not Path(file.split(":")[0]).is_file():
-        raise ConfigError(f"--config={file}: there is no such file; see the folder configs/")
-    known = flatten(_parse([f"--config={file}"]).config)
-    for name in filter(None, map(_override, arguments)):
-        if name not in known:
-            raise ConfigError(unknown_key(name, known))
-    values = _parse(arguments)
-    name = Path(file.split(":")[0]).stem
-    return values.config, Path(values.workdir or f"runs/{name}")
-
-
-def _parse(arguments: Sequence[str]) -> flags.FlagValues:
-    values = flags.FlagValues()
-    given, sys.argv = sys.argv, ["train", *arguments]  # config_flags looks for overrides there
-    config_flags.DEFINE_config_file(
-        "config", None, "configs/NAME.py, or configs/NAME.py:ARGUMENT", flag_values=values
-    )
-    flags.DEFINE_string("workdir", None, "the run's folder", flag_values=values)
-    try:
-        rest = values(sys.argv)[1:]
-    except flags.Error as error:
-        raise ConfigError(str(error)) from error
-    finally:
-        sys.argv = given
-    if rest:
-        raise ConfigError(f"{' '.join(rest)}: options look like --config.key=value; {_USAGE}")
-    return values
-
-
-def _config_argument(arguments: Sequence[str]) -> str:
-    """What was given as --config."""
-    for place, argument in enumerate(arguments):
-        name, equals, value = argument.lstrip("-").partition("=")
-        if argument.startswith("-") and name == "config":
-            if equals:
-                return value
-            if place + 1 < len(arguments):
-                return arguments[place + 1]
-    raise ConfigError(f"--config is missing; {_USAGE}")
-
-
-def _override(argument: str) -> str | None:
-    """The dotted key of --config.key=value, --config.key or --noconfig.key."""
-    match = re.match(r"--?(?:no)?config\.([^=]+)", argument)
-    return match[1] if match else None
+    config, workdir = read_command(arguments, _USAGE)
+    name = Path(config_file(arguments).split(":")[0]).stem
+    return config, workdir or Path("runs") / name
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ single keys with ``--config.key=value``.
 import difflib
 import math
 from collections.abc import Iterable
-from typing import Any
 
 from ml_collections import ConfigDict
 
+from saki_jax.command import ConfigError, flatten, get, nearest, unknown_key
 from saki_jax.data.answer_format import INSTRUCTION
 from saki_jax.data.batches import EPOCH_ENDS
 from saki_jax.data.template import TEMPLATES
@@ -25,8 +25,7 @@ ADVANTAGE_LOGP = ("current", "rollout")
 COMPUTE_DTYPES = ("auto", "float32", "bfloat16")
 
 
-class ConfigError(ValueError):
-    """The configuration asks for something that cannot be; the message says what and what to do."""
+__all__ = ["ConfigError", "default_config", "flatten", "get", "nearest", "unknown_key", "validate"]
 
 
 def default_config() -> ConfigDict:
@@ -191,63 +190,6 @@ def validate(config: ConfigDict) -> None:
         check_schedule(config.epsilon.to_dict())
     except ValueError as error:
         raise ConfigError(str(error)) from error
-
-
-def flatten(config: ConfigDict) -> dict[str, Any]:
-    """{"data.path": ..., ...}: every leaf under its dotted name; tuples become lists as in JSON."""
-    flat = {}
-    for key, value in config.items():
-        if isinstance(value, ConfigDict):
-            flat |= {f"{key}.{name}": leaf for name, leaf in flatten(value).items()}
-        else:
-            flat[key] = _as_json(value)
-    return flat
-
-
-def get(config: ConfigDict, name: str) -> Any:
-    """The value under a dotted name."""
-    for part in name.split("."):
-        config = config[part]
-    return config
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known dotted key that a misspelt one most likely means, if any comes close.
-
-    >>> nearest("rollout.blok_size", ["rollout.block_size", "rollout.slots"])
-    'rollout.block_size'
-    >>> nearest("block_size", ["rollout.block_size", "rollout.slots"])
-    'rollout.block_size'
-    """
-    known = list(known)
-    leaves = {key.split(".")[-1] for key in known}
-    # By last parts: the group may be missing or wrong, and must not outweigh the name itself.
-    close = difflib.get_close_matches(name.split(".")[-1], leaves, n=1)
-    candidates = [key for key in known if close and key.split(".")[-1] == close[0]]
-    return max(candidates, key=lambda key: _likeness(key, name), default=None)
-
-
-def _likeness(a: str, b: str) -> float:
-    return difflib.SequenceMatcher(None, a, b).ratio()
-
-
-def unknown_key(name: str, known: Iterable[str]) -> str:
-    """What to tell somebody who named a key that does not exist."""
-    known = list(known)
-    inside = [key for key in known if key.startswith(f"{name}.")]
-    if inside:
-        return f"{name} is a group of keys; set one of {', '.join(inside)}"
-    text = f"there is no key {name} in the configuration"
-    meant = nearest(name, known)
-    if meant:
-        return f"{text}; the nearest is {meant}"
-    group = name.rpartition(".")[0]
-    beside = [key for key in known if key.rpartition(".")[0] == group]
-    return f"{text}; there are {', '.join(beside or known)}"
-
-
-def _as_json(value: Any) -> Any:
-    return [_as_json(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _check_keys(config: ConfigDict) -> None:

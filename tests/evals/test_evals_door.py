@@ -295,5 +295,9 @@ def test_the_command(model, tmp_path):
     assert len(lines(out, "sums")) == 8
     refused = run(f"--workdir={out}")
     assert refused.returncode == 1
-    assert "ConfigError: no evaluation set is named" in refused.stderr
+    assert "error: no evaluation set is named" in refused.stderr
     assert "Traceback" not in refused.stderr
+    misspelt = run("--config.sampels=4")
+    assert misspelt.stderr.strip().endswith(
+        "no key sampels in the configuration; the nearest is samples"
+    )

@@ -111,6 +111,21 @@ def test_controls_are_compared_with_saki_by_problem(folders):
     assert gap.value == pytest.approx(100 * (3 / 32 + 2 / 16) / 2)
 
 
+def test_differences_to_a_reference_set_by_set(folders):
+    entries = tables.read_entries(folders)
+    table = tables.differences(entries, "opd")
+    assert [row[:3] for row in table.rows[-2:]] == [
+        ("SAKI", "1.7B", "Mean@8"),
+        ("SAKI", "1.7B", "Pass@8"),
+    ]
+    mean = dict(zip(table.columns, table.rows[-2], strict=True))
+    assert mean["A"].value == pytest.approx(100 * 5 / 32)
+    assert mean["B"].value == pytest.approx(100 * 4 / 16)
+    assert mean["Average"].value == pytest.approx((mean["A"].value + mean["B"].value) / 2)
+    with pytest.raises(tables.TablesError, match="the reference 'skd' is none of opd, trb"):
+        tables.differences(entries, "skd")
+
+
 def test_without_controls_there_is_no_control_table(folders):
     built = tables.build(tables.read_entries(folders[:2]))
     assert [table.name for table in built] == ["table_1", "table_6"]
@@ -163,6 +178,9 @@ def test_what_is_not_whole_is_said(tmp_path):
     note = tables.build(tables.read_entries([given]))[0].note
     assert "Only part of some sets" in note
     assert "not finished" in note
+    assert "average is without" not in note  # none of the seven is there: other sets were meant
+    given = folder(tmp_path, "y", made_up("saki", {"minerva": [1, 0]}))
+    note = tables.build(tables.read_entries([given]))[0].note
     assert "without MATH-500" in note
 
 

@@ -57,7 +57,7 @@ def test_what_is_wrong_is_told_in_words(arguments, words):
 
 
 def test_overrides_reach_the_configuration():
-    config, workdir = command.read_command(
+    config, workdir = command.read_arguments(
         [
             *("--config", f"{QUICKSTART}:trb", "--config.steps=5", "--config.seed", "1"),
             *("--config.rollout.block_size=2", "--config.epsilon.kind=cosine"),
@@ -68,11 +68,11 @@ def test_overrides_reach_the_configuration():
     assert (config.rollout.block_size, config.epsilon.kind) == (2, "cosine")
     assert (config.rollout.end_ids, config.eval.teacher) == ((3, 4), False)
     assert workdir == Path("somewhere")
-    assert command.read_command(["--config", QUICKSTART])[1] == Path("runs/quickstart")
+    assert command.read_arguments(["--config", QUICKSTART])[1] == Path("runs/quickstart")
 
 
 def test_the_paper_configuration():
-    config, _ = command.read_command(["--config", f"{PAPER}:opd,0.6b"])
+    config, _ = command.read_arguments(["--config", f"{PAPER}:opd,0.6b"])
     flat = flatten(config)
     assert flat["method"] == "opd"
     assert flat["rollout.end_ids"] == [151643, 151645]
