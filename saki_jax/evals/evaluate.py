@@ -31,6 +31,9 @@ from saki_jax.rollout.keys import Purpose, step_key
 
 log = logging.getLogger(__name__)
 
+Grade = Callable[..., Verdict]
+"""``(*, gold, response) -> Verdict``: `grade.grade`, or a `grader.MathVerifyGrader`."""
+
 Generate = Callable[..., Rollout]
 """``(params, prompts, key, purpose, on_progress=None) -> Rollout``, see `rollout.generate`."""
 
@@ -114,6 +117,7 @@ def evaluate(
     samples: int,
     seed: int,
     batch_rows: int = 0,
+    grader: Grade = grade,
     on_progress: Callable | None = None,
 ) -> Scores:
     """Samples and grades ``samples`` responses to every problem.
@@ -127,6 +131,7 @@ def evaluate(
       seed: of the evaluation, apart from any training seed.
       batch_rows: rows a call, the same every call: the last is filled up with rows that are
         thrown away. 0: one call with all rows.
+      grader: judges the responses.
       on_progress: handed to ``generate``.
 
     Raises:
@@ -148,6 +153,7 @@ def evaluate(
             key=key,
             first=first,
             size=size,
+            grader=grader,
             on_progress=on_progress,
         )
     return score_responses(responses, samples, tokenizer)
@@ -174,6 +180,7 @@ def respond(
     key: jax.Array,
     first: int,
     size: int,
+    grader: Grade = grade,
     on_progress: Callable | None = None,
 ) -> list[Response]:
     """Generates and grades one batch: rows ``first .. first + size`` of the list of all samples.
@@ -181,7 +188,7 @@ def respond(
     A row's response depends on the key, its problem and its sample alone, not on the batch.
 
     Args:
-      generate, params, encoded, tokenizer, samples, on_progress: as in `evaluate`.
+      generate, params, encoded, tokenizer, samples, grader, on_progress: as in `evaluate`.
       key: of the evaluation.
       first: the first row, problem-major: row n * k + m is sample m of problem n.
       size: rows generated; those behind the last are thrown away.
@@ -192,7 +199,9 @@ def respond(
     prompts, real = evaluation_rows(encoded, samples, first, size)
     rollout = generate(params, prompts, key, Purpose.EVALUATION, on_progress=on_progress)
     found = _fetch(rollout)
-    return [_response(encoded, tokenizer, samples, first + r, found, r) for r in range(real)]
+    return [
+        _response(encoded, tokenizer, samples, first + r, found, r, grader) for r in range(real)
+    ]
 
 
 def evaluation_rows(
@@ -235,11 +244,12 @@ def _response(
     row: int,
     found: dict[str, np.ndarray],
     r: int,
+    grader: Grade,
 ) -> Response:
     problem = encoded.problems[row // samples]
     tokens = tuple(int(t) for t in found["tokens"][r, : found["length"][r]])
     text = tokenizer.decode(tokens)
-    verdict = grade(gold=problem.answer, response=text)
+    verdict = grader(gold=problem.answer, response=text)
     finished, nonfinite = bool(found["finished"][r]), bool(found["nonfinite"][r])
     return Response(problem.id, row % samples, tokens, text, verdict, finished, nonfinite)
 

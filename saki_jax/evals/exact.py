@@ -30,7 +30,11 @@ _CLOSING = {"(": ")", "{": "}", "[": "]"}
 
 
 class _NoValue(Exception):
-    """The text is not a number of the kinds read here, or too large a one."""
+    """The text is not a number of the kinds read here."""
+
+
+class _TooLarge(_NoValue):
+    """It is one, but beyond the bounds above."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Number:
 
 
 def value(text: str) -> Number | None:
-    r"""The exact value of a normalised text (see `grade.normalise`), or None.
+    r"""The exact value of a normalised text (see `typography.normalise`), or None.
 
     >>> value(r"3\frac{1}{2}").exact, value(r"2 \cdot 10^{3}").exact, value(r"4\sqrt{2}")
     (Fraction(7, 2), Fraction(2000, 1), None)
@@ -61,12 +65,23 @@ def value(text: str) -> Number | None:
     return Number(result, "." in text)
 
 
+def is_too_large(text: str) -> bool:
+    """Whether a text is a number beyond the bounds, such as a tower of powers."""
+    try:
+        _Parser(_tokens(text)).sum(0)
+    except _NoValue as reason:
+        return isinstance(reason, _TooLarge)
+    return False
+
+
 def _tokens(text: str) -> list[str]:
     found, at, text = [], 0, text.strip()
     while at < len(text):
         match = _TOKEN.match(text, at)
-        if not match or len(found) >= MAX_TOKENS:
+        if not match:
             raise _NoValue
+        if len(found) >= MAX_TOKENS:
+            raise _TooLarge
         token = match.group().strip()
         found.append(_OPERATORS.get(token, token))
         at = match.end()
@@ -75,7 +90,7 @@ def _tokens(text: str) -> list[str]:
 
 def _bounded(number: Fraction) -> Fraction:
     if max(number.numerator.bit_length(), number.denominator.bit_length()) > MAX_BITS:
-        raise _NoValue
+        raise _TooLarge
     return number
 
 
@@ -92,7 +107,7 @@ class _Parser:
 
     def sum(self, depth: int) -> Fraction:
         if depth > MAX_DEPTH:
-            raise _NoValue
+            raise _TooLarge
         total = self._product(depth)
         while self._peek() in ("+", "-"):
             sign = 1 if self._take() == "+" else -1
@@ -122,8 +137,10 @@ class _Parser:
         base = self._atom(depth)
         while self._peek() == "!":
             self._take()
-            if base.denominator != 1 or not 0 <= base <= MAX_FACTORIAL:
+            if base.denominator != 1 or base < 0:
                 raise _NoValue
+            if base > MAX_FACTORIAL:
+                raise _TooLarge
             base = Fraction(factorial(int(base)))
         if self._peek() != "^":
             return base
@@ -142,8 +159,10 @@ class _Parser:
             return _divide(self._argument(depth), self._argument(depth))
         if token == "\\binom":
             n, k = self._argument(depth), self._argument(depth)
-            if n.denominator != 1 or k.denominator != 1 or not 0 <= k <= n <= MAX_FACTORIAL:
+            if n.denominator != 1 or k.denominator != 1 or not 0 <= k <= n:
                 raise _NoValue
+            if n > MAX_FACTORIAL:
+                raise _TooLarge
             return Fraction(comb(int(n), int(k)))
         if token == "\\sqrt":
             return _root(self._argument(depth))
@@ -191,10 +210,10 @@ class _Parser:
 
 def _literal(token: str) -> Fraction:
     mantissa, _, exponent = token.lower().partition("e")
-    if (not token[0].isdigit() and token[0] != ".") or len(token) > MAX_DIGITS:
+    if not token[0].isdigit() and token[0] != ".":
         raise _NoValue
-    if exponent and abs(int(exponent)) > MAX_DIGITS:
-        raise _NoValue
+    if len(token) > MAX_DIGITS or (exponent and abs(int(exponent)) > MAX_DIGITS):
+        raise _TooLarge
     return _bounded(Fraction(mantissa) * Fraction(10) ** int(exponent or 0))
 
 
@@ -210,7 +229,7 @@ def _raise(base: Fraction, exponent: Fraction) -> Fraction:
         raise _NoValue
     bits = max(base.numerator.bit_length(), base.denominator.bit_length())
     if abs(exponent) * bits > MAX_BITS and abs(base) != 1:
-        raise _NoValue
+        raise _TooLarge
     if abs(base) == 1:
         return base if int(exponent) % 2 else base * base
     return base ** int(exponent)

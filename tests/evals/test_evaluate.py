@@ -127,7 +127,7 @@ def test_right_answers_are_counted(generate, table, encoded, tokenizer):
 
     scores = run(answers, table, encoded, tokenizer)
     assert scores.mean_at_k == scores.pass_at_k == pytest.approx(2 / 5)
-    assert scores.verdicts == {"correct": 6, "incorrect": 9, "no_answer": 0}
+    assert scores.verdicts == {"correct": 6, "incorrect": 9, "no_answer": 0, "timeout": 0}
     assert scores.summary()["mean_at_3"] == pytest.approx(2 / 5)
 
 
