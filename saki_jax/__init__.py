@@ -18,4 +18,9 @@ token there.
 Importing the package touches no device.
 """
 
+import os
+
+# transformers is here for tokenizers alone and would print that it found no torch.
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
 __version__ = "0.1.0"
