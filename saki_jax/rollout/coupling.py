@@ -6,6 +6,7 @@ Pr(y corrected) = TV(p, q).
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from saki_jax.rollout.bridge import Bridge, log_ratios
@@ -15,11 +16,15 @@ from saki_jax.rollout.keys import gumbel
 def draw(logits: Float[Array, "*B V"], keys: jax.Array) -> Int[Array, "*B"]:
     """One token of softmax(logits) a row, by Gumbel-max; ``keys`` [*B].
 
-    A row with NaN or without any finite logit gives some id inside the vocabulary; such rows are
-    flagged by the bridge (`Bridge.nonfinite`).
+    Exact, and stable: logits that differ by rounding give the same token but for near ties. A row
+    with NaN or without any finite logit gives some id inside the vocabulary; such rows are flagged
+    by the bridge (`Bridge.nonfinite`).
     """
-    noise = gumbel(keys, logits.shape[-1])
-    return jnp.argmax(logits.astype(jnp.float32) + noise, axis=-1).astype(jnp.int32)
+    score = logits.astype(jnp.float32) + gumbel(keys, logits.shape[-1])
+    # The first maximum by two plain reductions: argmax is slow on CPU.
+    top = jnp.max(score, axis=-1, keepdims=True)
+    ids = lax.broadcasted_iota(jnp.int32, score.shape, score.ndim - 1)
+    return jnp.min(jnp.where(score == top, ids, score.shape[-1] - 1), axis=-1)
 
 
 def rejects(v: Float[Array, "*B"], x: Float[Array, "*B"]) -> Bool[Array, "*B"]:

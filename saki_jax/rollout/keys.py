@@ -9,8 +9,12 @@ from enum import IntEnum
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int
 
+from saki_jax.rollout.noise import gumbel_from_bits, threefry
+
+GENERATOR = "threefry2x32"  # named, so that a trajectory does not depend on a JAX default
 _UNIFORM_BITS = 24  # the width of a float32 significand
 
 
@@ -26,11 +30,8 @@ class Purpose(IntEnum):
 
 
 def step_key(seed: int, step: Int[Array, ""] | int) -> jax.Array:
-    """The key of one training step of a run.
-
-    The generator is named here, so that a trajectory does not depend on a JAX default.
-    """
-    return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), step)
+    """The key of one training step of a run."""
+    return jax.random.fold_in(jax.random.key(seed, impl=GENERATOR), step)
 
 
 def position_keys(
@@ -54,14 +55,22 @@ def position_keys(
 
 
 def gumbel(keys: jax.Array, vocab_size: int) -> Float[Array, "*B V"]:
-    """Standard Gumbel noise, ``vocab_size`` values for each key of [*B].
+    """Standard Gumbel noise, ``vocab_size`` independent values for each key of [*B].
 
-    The noise reaches beyond 40 (``mode="high"``); JAX's default ends at 15.94 and misses most of a
-    tail that is spread over many tokens.
+    Value v is a function of the key and of v alone, so any part of the vocabulary can be computed
+    where it is needed. The noise reaches beyond 40 (noise.py); JAX's default ends at 15.94 and
+    misses most of a tail that is spread over many tokens.
+
+    Raises:
+      ValueError: the keys are not of the generator that `step_key` names.
     """
-    flat = keys.reshape(-1)
-    noise = jax.vmap(lambda k: jax.random.gumbel(k, (vocab_size,), jnp.float32, mode="high"))(flat)
-    return noise.reshape(*keys.shape, vocab_size)
+    if keys.dtype != jax.random.key(0, impl=GENERATOR).dtype:
+        raise ValueError(f"keys must be {GENERATOR} keys as made by step_key, got {keys.dtype}")
+    words = jax.random.key_data(keys)[..., None]  # [*B, 2, 1]
+    shape = (*keys.shape, vocab_size)
+    index = lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 1)
+    key = tuple(jnp.broadcast_to(words[..., i, :], shape) for i in range(2))
+    return gumbel_from_bits(*threefry(key, (index, jnp.zeros_like(index))))
 
 
 def uniform(keys: jax.Array) -> Float[Array, "*B"]:
