@@ -126,19 +126,26 @@ def with_cache_slots(model: LanguageModel, slots: Callable[[int], int]) -> Langu
 
 
 def with_poisoned_cache(model: LanguageModel, value: float = 3e4) -> LanguageModel:
-    """The model with a cache that starts as NaN keys and large finite values.
+    """The model with NaN keys and large finite values in every slot that it must not see.
 
-    Works for any cache whose leaves come in (key, value) pairs.
+    Before each forward all slots from ``start`` on are overwritten: whatever a rollback, a finished
+    row or a padded prefill left there. Works for caches whose leaves come in (key, value) pairs.
+    (Values stay finite: a softmax weight of exactly 0 times NaN is NaN in correct code.)
     """
 
-    def init_cache(rows, slots):
-        leaves, tree = jax.tree.flatten(model.init_cache(rows, slots))
-        poisoned = [
-            jnp.full_like(leaf, jnp.nan if i % 2 == 0 else value) for i, leaf in enumerate(leaves)
-        ]
+    def poison(cache, start):
+        leaves, tree = jax.tree.flatten(cache)
+        poisoned = []
+        for i, leaf in enumerate(leaves):
+            slot = jnp.arange(leaf.shape[1]).reshape(1, -1, *(1,) * (leaf.ndim - 2))
+            stale = slot >= start.reshape(-1, 1, *(1,) * (leaf.ndim - 2))
+            poisoned.append(jnp.where(stale, jnp.nan if i % 2 == 0 else value, leaf))
         return jax.tree.unflatten(tree, poisoned)
 
-    return LanguageModel(model.vocab_size, init_cache, model.forward, model.logits)
+    def forward(params, tokens, start, cache):
+        return model.forward(params, tokens, start, None if cache is None else poison(cache, start))
+
+    return LanguageModel(model.vocab_size, model.init_cache, forward, model.logits)
 
 
 def prompts_of(

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 import jax
@@ -51,7 +52,7 @@ def make_rollout(
         student_params: Any,
         teacher_params: Any,
         prompts: Prompts,
-        epsilon: float | Float[Array, ""],
+        epsilon: Real | Float[Array, ""],
         key: jax.Array,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Rollout:
@@ -90,7 +91,7 @@ def make_guided(
         student_params: Any,
         teacher_params: Any,
         prompts: Prompts,
-        epsilon: float | Float[Array, ""],
+        epsilon: Real | Float[Array, ""],
         key: jax.Array,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Rollout:

@@ -53,6 +53,9 @@ class Loop:
       spec: lengths, slots, end ids.
       fields: dtype of each event that the wave's blocks carry.
       mesh: where the rows are laid over ("data", "fsdp"); None = one device.
+
+    Raises:
+      RuntimeError: JAX is configured to draw numbers that depend on the layout.
     """
 
     def __init__(
@@ -64,6 +67,11 @@ class Loop:
         fields: dict[str, Any],
         mesh: Mesh | None,
     ):
+        if not jax.config.jax_threefry_partitionable:
+            raise RuntimeError(
+                "jax_threefry_partitionable is off, so draws would depend on how rows lie on the "
+                "devices; leave it on (the default of JAX)"
+            )
         self._models = models
         self._wave = wave
         self._spec = spec
@@ -86,7 +94,7 @@ class Loop:
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Rollout:
         """Answers all rows. ``on_progress`` is called on the host, between jitted calls."""
-        rows = check_prompts(prompts)
+        rows = check_prompts(prompts, self._models[0].vocab_size)
         with mesh_context(self._mesh):
             prompts, key = self._place(prompts, key)
             num_rows = jnp.int32(rows)
@@ -194,11 +202,12 @@ def mesh_context(mesh: Mesh | None) -> contextlib.AbstractContextManager:
     return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 
-def check_prompts(prompts: Prompts) -> int:
+def check_prompts(prompts: Prompts, vocab_size: int) -> int:
     """The number of rows B.
 
     Raises:
-      ValueError: no rows, a length outside 1..P, or two rows of one sequence id.
+      ValueError: no rows, a length outside 1..P, a token that the model does not have, or two rows
+        of one sequence id.
     """
     rows, width = prompts.tokens.shape
     if rows == 0:
@@ -210,6 +219,15 @@ def check_prompts(prompts: Prompts) -> int:
         raise ValueError(
             f"prompt row {row} has length {int(length[row])}; lengths must lie in 1..{width}, the "
             "width of the prompts. An empty prompt has no token to start from"
+        )
+    tokens = np.asarray(prompts.tokens)
+    inside = np.arange(width)[None, :] < length[:, None]
+    unknown = inside & ((tokens < 0) | (tokens >= vocab_size))
+    if unknown.any():
+        row, column = np.argwhere(unknown)[0].tolist()
+        raise ValueError(
+            f"prompt row {row} holds the id {int(tokens[row, column])} at {column}; the model has "
+            f"the ids 0..{vocab_size - 1}. Do prompts and model belong to one tokenizer?"
         )
     if np.unique(ids).size != rows:
         raise ValueError(

@@ -138,8 +138,10 @@ def admit(
     waiting = row < num_rows
     target = jnp.where(waiting, free, slots.row.shape[0])  # behind the last slot: dropped
     source = jnp.minimum(row, prompts.tokens.shape[0] - 1)
-    tokens = constrain(prompts.tokens[source], "batch", None)
     length = prompts.length[source]
+    inside = jnp.arange(prompts.tokens.shape[1])[None, :] < length[:, None]
+    # Padding may hold any placeholder; none of it reaches an embedding.
+    tokens = constrain(jnp.where(inside, prompts.tokens[source], 0), "batch", None)
 
     def put(old: Array, new: Array) -> Array:
         return old.at[target].set(new.astype(old.dtype), mode="drop")

@@ -1,0 +1,87 @@
+"""The loop alone, with a wave that needs no model: admission, calls, progress, counters."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from saki_jax.rollout.keys import step_key
+from saki_jax.rollout.loop import Loop
+from saki_jax.rollout.resident import STUDENT_FIELDS, allocate
+from saki_jax.rollout.slots import Block
+from saki_jax.rollout.spec import RolloutSpec
+from toys import lookup_model, prompts_of
+
+V = 100
+END = 99
+T = 16
+KEY = step_key(0, 1)
+
+
+def counting_wave(params, caches, slots, key, epsilon):
+    """A row with the id n (modulo 50) says 1, 2, .. n - 1, END, two tokens a wave."""
+    del params, key, epsilon
+    said = slots.count[:, None] + 1 + jnp.arange(2)[None, :]
+    tokens = jnp.where(said >= slots.sequence_id[:, None] % 50, END, said)
+    number = jnp.zeros(tokens.shape)
+    events = {"tokens": tokens, "log_p": number - 1, "entropy": number}
+    usable = jnp.full_like(slots.count, 2)
+    return caches, Block(events, usable, jnp.zeros(tokens.shape, bool))
+
+
+def loop_of(**changes) -> tuple[Loop, RolloutSpec]:
+    spec = RolloutSpec(response_length=T, end_ids=(END,), pad_id=0, **changes)
+    return Loop((lookup_model(V, 1),), counting_wave, 2, spec, STUDENT_FIELDS, None), spec
+
+
+def answer(lengths: list[int], heard: list | None = None, **changes):
+    """Rows that end after so many tokens (longer than T: cut there)."""
+    loop, _ = loop_of(**changes)
+    ids = [n + 50 * i for i, n in enumerate(lengths)]
+    batch = prompts_of([[1]] * len(lengths), sequence_id=ids)
+    table = jnp.zeros(((V + 1) * 2, V))
+    return loop((table,), batch, KEY, jnp.float32(0), None if heard is None else heard.append)
+
+
+@pytest.mark.parametrize("slots", [0, 1, 2, 3, 7])
+@pytest.mark.parametrize("refill", [0, 1, 3])
+@pytest.mark.parametrize("waves", [1, 64])
+def test_every_row_is_answered_once_whatever_the_slots(slots, refill, waves):
+    lengths = [5, 1, 2, 16, 9, 3, 40]
+    r = answer(lengths, slots=slots, refill_rows=refill, waves_per_call=waves)
+    assert r.length.tolist() == [min(n, T) for n in lengths]
+    assert r.finished.tolist() == [n <= T for n in lengths]
+    for tokens, n in zip(np.asarray(r.tokens), lengths, strict=True):
+        said = [*range(1, n), END][:T]
+        assert tokens.tolist() == said + [0] * (T - len(said))
+    assert int(r.counters.committed) == sum(min(n, T) for n in lengths)
+    assert int(r.counters.row_waves) == sum(-(-min(n, T) // 2) for n in lengths)
+
+
+def test_slots_are_refilled_as_rows_finish():
+    """Two slots: the long row keeps one, the short ones share the other."""
+    r = answer([16, 2, 2, 2, 2], slots=2, refill_rows=1)
+    assert int(r.counters.waves) == 8
+    waiting = answer([16, 2, 2, 2, 2], slots=2, refill_rows=2)  # refills pairs only
+    assert int(waiting.counters.waves) == 8 + 1 + 1
+
+
+def test_progress_counts_rows_and_tokens():
+    heard = []
+    r = answer([2, 4, 6], heard, waves_per_call=1)
+    assert [p.rows_done for p in heard] == [1, 2, 3]
+    assert [p.committed for p in heard] == [6, 10, 12]
+    assert [p.waves for p in heard] == [1, 2, 3]
+    assert {(p.rows_total, p.corrections) for p in heard} == {(3, 0)}
+    assert int(r.counters.waves) == 3
+
+
+def test_j12_without_a_row_to_answer_there_is_no_wave():
+    loop, spec = loop_of()
+    batch = prompts_of([[1], [1]])
+    state = allocate((lookup_model(V, 1),), spec, STUDENT_FIELDS, batch, 2)
+    table = jnp.zeros(((V + 1) * 2, V))
+    nobody = jnp.int32(0)
+    state, report = jax.jit(loop._run)(state, (table,), batch, nobody, KEY, jnp.float32(0))
+    assert report.tolist() == [0, 0, 0, 0, 0]
+    assert int(state.tally.waves) == 0

@@ -1,0 +1,50 @@
+"""What a rollout may be asked for."""
+
+import pytest
+
+from saki_jax.rollout.spec import RolloutSpec
+
+
+def spec(**changes) -> RolloutSpec:
+    return RolloutSpec(**{"response_length": 8, "end_ids": (2,), "pad_id": 2, **changes})
+
+
+@pytest.mark.parametrize(
+    "processed", [{"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 2}, {"min_p": 0.05}]
+)
+def test_s02_a_processed_proposal_distribution_is_refused(processed):
+    (name,) = processed
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        spec(**processed)
+
+
+def test_s02_plain_sampling_may_be_said_in_any_of_the_usual_ways():
+    assert spec(temperature=1.0, top_p=1.0, top_k=None, min_p=0.0) is not None
+    assert spec(top_k=0) is not None
+
+
+@pytest.mark.parametrize("name", ["response_length", "block_size", "waves_per_call"])
+def test_sizes_below_one_are_refused(name):
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+        spec(**{name: 0})
+
+
+def test_an_unknown_solver_is_refused():
+    with pytest.raises(ValueError, match="newton, bisect, got 'halley'"):
+        spec(solver="halley")
+
+
+@pytest.mark.parametrize(
+    ("rows", "slots", "shards", "expected"),
+    [(12, 0, 1, 12), (5, 0, 8, 8), (100, 16, 8, 16), (100, 12, 8, 16), (5, 64, 8, 8)],
+)
+def test_slots_are_a_multiple_of_the_devices(rows, slots, shards, expected):
+    assert spec(slots=slots).num_slots(rows, shards) == expected
+
+
+def test_refill_never_waits_for_more_slots_than_there_are():
+    for rows, slots, shards in [(12, 0, 1), (100, 16, 8), (100, 3, 1), (7, 1, 1), (5, 0, 8)]:
+        for refill in (0, 1, 1000):
+            s = spec(slots=slots, refill_rows=refill)
+            assert 1 <= s.num_refill(rows, shards) <= s.num_slots(rows, shards)
+            assert s.num_refill(rows, shards) % shards == 0
