@@ -15,6 +15,7 @@ from saki_jax.command import ConfigError, flatten, get, nearest, unknown_key
 from saki_jax.data.answer_format import INSTRUCTION
 from saki_jax.data.batches import EPOCH_ENDS
 from saki_jax.data.template import TEMPLATES
+from saki_jax.evals.grader import GRADERS
 from saki_jax.rollout.spec import SOLVERS
 from saki_jax.train.baselines import METHODS
 from saki_jax.train.objective import AGGREGATIONS
@@ -111,6 +112,9 @@ def default_config() -> ConfigDict:
     evaluation.problems = 256  # addition: how many to generate; file: the first so many, 0 = all
     evaluation.samples = 8  # k of Mean@k and Pass@k
     evaluation.response_length = 16384
+    evaluation.grader = (
+        "auto"  # math_verify (algebra), exact (numbers and texts), auto: if installed
+    )
     evaluation.seed = 0  # training randomness does not depend on it, nor it on training
     evaluation.batch_rows = 512  # responses generated together
     evaluation.teacher = True  # evaluate the teacher once, before step 1
@@ -141,6 +145,7 @@ def validate(config: ConfigDict) -> None:
             "objective.advantage_logp": ADVANTAGE_LOGP,
             "objective.aggregation": AGGREGATIONS,
             "eval.source": SOURCES,
+            "eval.grader": GRADERS,
         },
     )
     _at_least(

@@ -15,6 +15,7 @@ from saki_jax.data.batches import PromptBatches, sample_rows
 from saki_jax.data.prompts import Problem, deduplicate, distinct_for_evaluation, read_jsonl
 from saki_jax.data.template import EncodedPrompts, PromptFormat, encode_prompts
 from saki_jax.evals.evaluate import Scores, evaluate
+from saki_jax.evals.grader import open_grader
 from saki_jax.models import hf, sharding
 from saki_jax.models import tokenizer as tokenizers
 from saki_jax.models.compatibility import check_pair
@@ -271,6 +272,7 @@ def _evaluators(
     # Prompts of an evaluation are not capped: a benchmark loses no problem.
     encoded = encode(problems, max_length=10**9)
     settings = config.eval
+    grader = "exact" if settings.source == "addition" else settings.grader  # sums need no algebra
     spec = RolloutSpec(
         response_length=settings.response_length,
         end_ids=models.end_ids,
@@ -281,16 +283,18 @@ def _evaluators(
         generate = make_generate(model, spec, models.mesh)
 
         def run(params: Any, on_progress: Any = None) -> Scores:
-            return evaluate(
-                generate,
-                params,
-                encoded,
-                models.tokenizer,
-                samples=settings.samples,
-                seed=settings.seed,
-                batch_rows=min(settings.batch_rows, len(encoded) * settings.samples),
-                on_progress=on_progress,
-            )
+            with open_grader(grader) as grade_all:
+                return evaluate(
+                    generate,
+                    params,
+                    encoded,
+                    models.tokenizer,
+                    samples=settings.samples,
+                    seed=settings.seed,
+                    batch_rows=min(settings.batch_rows, len(encoded) * settings.samples),
+                    grade_all=grade_all,
+                    on_progress=on_progress,
+                )
 
         return run
 
