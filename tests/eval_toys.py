@@ -53,5 +53,6 @@ def small_config(checkpoint: Path, /, **changes) -> ConfigDict:
     config.batch_rows, config.slots = 6, 4
     config.mesh.data = 1
     config.resamples = 200
+    config.grader = "exact"
     config.update_from_flattened_dict(changes)
     return config

@@ -6,6 +6,7 @@ from saki_jax.command import ConfigError
 from saki_jax.data.answer_format import INSTRUCTION
 from saki_jax.data.benchmarks import BENCHMARKS
 from saki_jax.data.template import TEMPLATES
+from saki_jax.evals.grader import GRADERS
 
 AS_TRAINED = "auto"
 COMPUTE_DTYPES = ("auto", "float32", "bfloat16")
@@ -39,6 +40,8 @@ def default_config() -> ConfigDict:
     config.template = AS_TRAINED  # chat, raw; auto: as the run was trained, chat for a folder
     config.instruction = INSTRUCTION  # with template chat or raw; "": none; verbatim: the file's
     config.enable_thinking = False  # with template chat
+
+    config.grader = "auto"  # exact: numbers and texts; math_verify: algebra too; auto: if installed
 
     config.batch_rows = 512  # responses generated in one call; at most so many are lost by a kill
     config.slots = 64  # of them at the same time, 0 = all; fewer need less cache memory
@@ -79,7 +82,11 @@ def validate(config: ConfigDict) -> None:
     for key, bound in least.items():
         if config[key] < bound:
             raise ConfigError(f"{key} is {config[key]}; it must be at least {bound}")
-    choices = {"template": (AS_TRAINED, *TEMPLATES), "compute_dtype": COMPUTE_DTYPES}
+    choices = {
+        "template": (AS_TRAINED, *TEMPLATES),
+        "compute_dtype": COMPUTE_DTYPES,
+        "grader": GRADERS,
+    }
     for key, allowed in choices.items():
         if config[key] not in allowed:
             raise ConfigError(f"{key} is {config[key]!r}; it must be one of {', '.join(allowed)}")

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from saki_jax.data.template import EncodedPrompts
-from saki_jax.evals.grade import Verdict, grade
+from saki_jax.evals.grade import Verdict, grade_all
 from saki_jax.evals.score import counts_by_problem, mean_at_k, mean_pass_at_k
 from saki_jax.models.lm import Params
 from saki_jax.models.tokenizer import Tokenizer
@@ -31,8 +31,8 @@ from saki_jax.rollout.keys import Purpose, step_key
 
 log = logging.getLogger(__name__)
 
-Grade = Callable[..., Verdict]
-"""``(*, gold, response) -> Verdict``: `grade.grade`, or a `grader.MathVerifyGrader`."""
+GradeAll = Callable[[Sequence[tuple[str, str]]], list[Verdict]]
+"""Verdicts of (gold, response) pairs: `grade.grade_all`, or that of `grader.open_grader`."""
 
 Generate = Callable[..., Rollout]
 """``(params, prompts, key, purpose, on_progress=None) -> Rollout``, see `rollout.generate`."""
@@ -117,7 +117,7 @@ def evaluate(
     samples: int,
     seed: int,
     batch_rows: int = 0,
-    grader: Grade = grade,
+    grade_all: GradeAll = grade_all,
     on_progress: Callable | None = None,
 ) -> Scores:
     """Samples and grades ``samples`` responses to every problem.
@@ -131,7 +131,7 @@ def evaluate(
       seed: of the evaluation, apart from any training seed.
       batch_rows: rows a call, the same every call: the last is filled up with rows that are
         thrown away. 0: one call with all rows.
-      grader: judges the responses.
+      grade_all: judges the responses of a batch.
       on_progress: handed to ``generate``.
 
     Raises:
@@ -153,7 +153,7 @@ def evaluate(
             key=key,
             first=first,
             size=size,
-            grader=grader,
+            grade_all=grade_all,
             on_progress=on_progress,
         )
     return score_responses(responses, samples, tokenizer)
@@ -180,7 +180,7 @@ def respond(
     key: jax.Array,
     first: int,
     size: int,
-    grader: Grade = grade,
+    grade_all: GradeAll = grade_all,
     on_progress: Callable | None = None,
 ) -> list[Response]:
     """Generates and grades one batch: rows ``first .. first + size`` of the list of all samples.
@@ -188,7 +188,7 @@ def respond(
     A row's response depends on the key, its problem and its sample alone, not on the batch.
 
     Args:
-      generate, params, encoded, tokenizer, samples, grader, on_progress: as in `evaluate`.
+      generate, params, encoded, tokenizer, samples, grade_all, on_progress: as in `evaluate`.
       key: of the evaluation.
       first: the first row, problem-major: row n * k + m is sample m of problem n.
       size: rows generated; those behind the last are thrown away.
@@ -199,8 +199,22 @@ def respond(
     prompts, real = evaluation_rows(encoded, samples, first, size)
     rollout = generate(params, prompts, key, Purpose.EVALUATION, on_progress=on_progress)
     found = _fetch(rollout)
+    problems = [encoded.problems[(first + r) // samples] for r in range(real)]
+    tokens = [tuple(found["tokens"][r, : found["length"][r]].tolist()) for r in range(real)]
+    texts = [tokenizer.decode(ids) for ids in tokens]
+    golds = [problem.answer for problem in problems]
+    verdicts = grade_all(list(zip(golds, texts, strict=True)))
     return [
-        _response(encoded, tokenizer, samples, first + r, found, r, grader) for r in range(real)
+        Response(
+            problem_id=problems[r].id,
+            sample=(first + r) % samples,
+            tokens=tokens[r],
+            text=texts[r],
+            verdict=verdicts[r],
+            finished=bool(found["finished"][r]),
+            nonfinite=bool(found["nonfinite"][r]),
+        )
+        for r in range(real)
     ]
 
 
@@ -235,23 +249,6 @@ def _fetch(rollout: Rollout) -> dict[str, np.ndarray]:
             "alone: pass a `generate` made by rollout.generate.make_generate"
         )
     return found
-
-
-def _response(
-    encoded: EncodedPrompts,
-    tokenizer: Tokenizer,
-    samples: int,
-    row: int,
-    found: dict[str, np.ndarray],
-    r: int,
-    grader: Grade,
-) -> Response:
-    problem = encoded.problems[row // samples]
-    tokens = tuple(int(t) for t in found["tokens"][r, : found["length"][r]])
-    text = tokenizer.decode(tokens)
-    verdict = grader(gold=problem.answer, response=text)
-    finished, nonfinite = bool(found["finished"][r]), bool(found["nonfinite"][r])
-    return Response(problem.id, row % samples, tokens, text, verdict, finished, nonfinite)
 
 
 def score_responses(responses: Sequence[Response], samples: int, tokenizer: Tokenizer) -> Scores:

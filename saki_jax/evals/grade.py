@@ -16,7 +16,7 @@ statistics and evaluation:
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 from saki_jax.data.answer_format import BOX_COMMANDS, THINK_END
@@ -79,6 +79,11 @@ def grade(*, gold: str, response: str, same: Callable[..., bool | None] = same_a
     if equal is None:
         return Verdict.TIMEOUT
     return Verdict.CORRECT if equal else Verdict.INCORRECT
+
+
+def grade_all(pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
+    """Verdicts of (gold, response) pairs, in their order."""
+    return [grade(gold=gold, response=response) for gold, response in pairs]
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from saki_jax.data.rows import DataError, read_rows
-from saki_jax.evals.grade import Verdict, grade
+from saki_jax.evals.grade import Verdict, grade_all
 from saki_jax.evals.grader import GraderError, MathVerifyGrader, is_available
 
 
@@ -34,10 +34,11 @@ def read(path: Path) -> list[dict]:
 
 def grade_rows(rows: Sequence[dict], *, workers: int) -> list[Verdict]:
     """Verdicts of the rows; with algebra when ``workers`` is not 0."""
+    pairs = [(row["gold"], row["response"]) for row in rows]
     if workers == 0:
-        return [grade(gold=row["gold"], response=row["response"]) for row in rows]
+        return grade_all(pairs)
     with MathVerifyGrader(workers) as grader:
-        return grader.grade_all((row["gold"], row["response"]) for row in rows)
+        return grader.grade_all(pairs)
 
 
 def main(arguments: Sequence[str]) -> int | str:

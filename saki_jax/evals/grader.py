@@ -9,6 +9,7 @@ is killed and replaced when it has not answered in time. No signal is used and n
 workers are fresh interpreters, so threads and JAX do not matter.
 """
 
+import contextlib
 import importlib.util
 import json
 import logging
@@ -19,17 +20,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from saki_jax.evals.compare import same_answer
-from saki_jax.evals.grade import Verdict, grade
+from saki_jax.evals.grade import Verdict, grade, grade_all
 
 log = logging.getLogger(__name__)
 
+GRADERS = ("auto", "exact", "math_verify")
 LIMIT_SECONDS = 2.0  # for one answer, from a worker that is ready
 START_SECONDS = 120.0  # for a worker to become ready; importing the library takes a second or two
+
+GradeAll = Callable[[Sequence[tuple[str, str]]], list[Verdict]]
 
 _MAX_REQUEST = 20_000  # characters; a pipe takes 65,536 bytes without a reader
 _WORKER = "saki_jax.evals.math_verify_worker"
@@ -43,6 +47,34 @@ class GraderError(RuntimeError):
 def is_available() -> bool:
     """Whether math-verify is installed."""
     return importlib.util.find_spec("math_verify") is not None
+
+
+def resolve(name: str) -> str:
+    """What a grader's name means here; "auto" is "math_verify" where that is installed.
+
+    Raises:
+      GraderError: another name.
+    """
+    if name not in GRADERS:
+        raise GraderError(f"grader is {name!r}; expected one of {', '.join(GRADERS)}")
+    if name != "auto":
+        return name
+    return "math_verify" if is_available() else "exact"
+
+
+@contextlib.contextmanager
+def open_grader(name: str, workers: int = 2) -> Iterator[GradeAll]:
+    """The function that grades (gold, response) pairs; its processes end with the context.
+
+    Args:
+      name: "exact": exact numbers and texts; "math_verify": algebra too; "auto": see `resolve`.
+      workers: processes.
+    """
+    if resolve(name) == "exact":
+        yield grade_all
+        return
+    with MathVerifyGrader(workers) as grader:
+        yield grader.grade_all
 
 
 class MathVerifyGrader:
@@ -77,7 +109,7 @@ class MathVerifyGrader:
         """As `grade.grade`, with Verdict.TIMEOUT where the worker was killed."""
         return grade(gold=gold, response=response, same=self._same)
 
-    def grade_all(self, pairs: Iterable[tuple[str, str]]) -> list[Verdict]:
+    def grade_all(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
         """Verdicts of (gold, response) pairs, in their order."""
         with ThreadPoolExecutor(len(self._workers)) as pool:
             return list(pool.map(lambda pair: self(gold=pair[0], response=pair[1]), pairs))

@@ -18,8 +18,8 @@ from pathlib import Path
 import jax
 
 from saki_jax.data.template import EncodedPrompts
-from saki_jax.evals.evaluate import Generate, Response, refuse_repeated_ids, respond
-from saki_jax.evals.grade import Verdict
+from saki_jax.evals.evaluate import Generate, GradeAll, Response, refuse_repeated_ids, respond
+from saki_jax.evals.grade import Verdict, grade_all
 from saki_jax.models.lm import Params
 from saki_jax.models.tokenizer import Tokenizer
 
@@ -161,6 +161,7 @@ def complete(
     samples: int,
     key: jax.Array,
     batch_rows: int,
+    grade_all: GradeAll = grade_all,
     on_batch: Callable[[int, int], None] | None = None,
     on_progress: Callable | None = None,
 ) -> list[Response]:
@@ -174,6 +175,7 @@ def complete(
       generate, params, encoded, tokenizer, samples: as in `evaluate.evaluate`.
       key: of this set's evaluation.
       batch_rows: the most rows of a call.
+      grade_all: judges the responses of a batch.
       on_batch: told (rows done, rows in all) after each batch.
       on_progress: handed to ``generate``.
 
@@ -197,6 +199,7 @@ def complete(
                 key=key,
                 first=first,
                 size=size,
+                grade_all=grade_all,
                 on_progress=on_progress,
             )
         )

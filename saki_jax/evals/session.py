@@ -14,7 +14,7 @@ from saki_jax.data import addition, benchmarks
 from saki_jax.data.benchmarks import BENCHMARKS
 from saki_jax.data.prompts import Problem
 from saki_jax.data.template import EncodedPrompts, PromptFormat, encode_prompts
-from saki_jax.evals import checkpoint, results, tables
+from saki_jax.evals import checkpoint, grader, results, tables
 from saki_jax.evals.checkpoint import Source, Subject
 from saki_jax.evals.config import AS_TRAINED, ConfigError, validate
 from saki_jax.evals.evaluate import Scores, score_responses
@@ -167,7 +167,7 @@ def _protocol(
     config: ConfigDict, subject: Subject, prompt_format: PromptFormat, dtype: str
 ) -> dict[str, Any]:
     """All that the responses depend on, and the names under which tables show them."""
-    identity = subject.source.identity
+    identity = subject.source.identify()
     return {
         **{key: identity[key] for key in ("step", "weights")},
         "method": config.method or identity["method"],
@@ -180,6 +180,7 @@ def _protocol(
         "template": prompt_format.template,
         "instruction": prompt_format.instruction,
         "enable_thinking": prompt_format.enable_thinking,
+        "grader": grader.resolve(config.grader),
     }
 
 
@@ -196,19 +197,21 @@ def _evaluate_set(
     log.info(
         "%s: %d problems x %d samples, %d there", title, len(prompts), config.samples, len(file)
     )
-    responses = complete(
-        file,
-        generate,
-        subject.params,
-        prompts,
-        subject.tokenizer,
-        samples=config.samples,
-        # Each set has noise of its own, whatever other sets are evaluated.
-        key=step_key(config.seed, set_number(name)),
-        batch_rows=config.batch_rows,
-        on_batch=lambda done, rows: log.info("%s: %d of %d responses", title, done, rows),
-        on_progress=_Progress(title),
-    )
+    with grader.open_grader(config.grader) as grade_all:
+        responses = complete(
+            file,
+            generate,
+            subject.params,
+            prompts,
+            subject.tokenizer,
+            samples=config.samples,
+            # Each set has noise of its own, whatever other sets are evaluated.
+            key=step_key(config.seed, set_number(name)),
+            batch_rows=config.batch_rows,
+            grade_all=grade_all,
+            on_batch=lambda done, rows: log.info("%s: %d of %d responses", title, done, rows),
+            on_progress=_Progress(title),
+        )
     return score_responses(responses, config.samples, subject.tokenizer)
 
 

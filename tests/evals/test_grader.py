@@ -11,7 +11,7 @@ import pytest
 from saki_jax.evals import grader as grader_module
 from saki_jax.evals.grade import Verdict
 from saki_jax.evals.grade_file import main
-from saki_jax.evals.grader import GraderError, MathVerifyGrader
+from saki_jax.evals.grader import GraderError, MathVerifyGrader, open_grader, resolve
 
 BANK = Path(__file__).parent / "golden" / "grading_bank.jsonl"
 HANG = (r"\sqrt{2}", r"\boxed{\int_0^{\infty} e^{-x^2}\sin(x^3)\,dx}")  # minutes of algebra
@@ -27,7 +27,7 @@ def grader():
 def test_the_bank(grader):
     """Of 163 pairs at least 159 right, and nothing wrong accepted."""
     rows = [json.loads(line) for line in BANK.read_text("utf-8").split("\n") if line]
-    verdicts = grader.grade_all((r["gold"], r["response"]) for r in rows if r["id"] != "g215")
+    verdicts = grader.grade_all([(r["gold"], r["response"]) for r in rows if r["id"] != "g215"])
     expected = [r["expected"] for r in rows if r["id"] != "g215"]
     wrong = [pair for pair in zip(expected, verdicts, strict=True) if pair[0] != pair[1]]
     assert len(verdicts) == 162
@@ -113,6 +113,17 @@ def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(grader_module, "is_available", lambda: False)
     with pytest.raises(GraderError, match=r"pip install 'saki-jax\[eval\]'"):
         MathVerifyGrader()
+
+
+def test_graders_by_name(monkeypatch):
+    with open_grader("exact") as grade_all:
+        assert grade_all([RADICAL]) == [Verdict.INCORRECT]
+    with open_grader("auto") as grade_all:
+        assert grade_all([RADICAL]) == [Verdict.CORRECT]
+    with pytest.raises(GraderError, match=r"grader is 'sympy'; expected one of auto, exact"):
+        resolve("sympy")
+    monkeypatch.setattr(grader_module, "is_available", lambda: False)
+    assert resolve("auto") == "exact"
 
 
 def test_a_file_of_responses_is_graded(tmp_path, capsys):
