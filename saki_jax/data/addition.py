@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
-from transformers import PreTrainedTokenizerFast
 
 from saki_jax.data.answer_format import BOX_COMMANDS
 from saki_jax.data.prompts import Problem
+from saki_jax.models import tokenizer
 
 SOURCE = "addition"
 DIGITS = (2, 4)
@@ -104,10 +104,4 @@ def save_tokenizer(path: str | Path) -> None:
     raw = RawTokenizer(models.WordLevel({token: i for i, token in enumerate(TOKENS)}))
     raw.pre_tokenizer = pre_tokenizers.Split(Regex(re.escape(BOX_OPEN) + "|."), "isolated")
     raw.decoder = decoders.Fuse()
-    hf = PreTrainedTokenizerFast(
-        tokenizer_object=raw,
-        eos_token=END_TOKEN,
-        pad_token=END_TOKEN,
-        clean_up_tokenization_spaces=False,
-    )
-    hf.save_pretrained(str(path))
+    tokenizer.save(raw, path, end_token=END_TOKEN, pad_token=END_TOKEN)

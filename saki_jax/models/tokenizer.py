@@ -6,11 +6,16 @@ on a network.
 
 import json
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from tokenizers import Tokenizer as RawTokenizer
+
+# Nothing here needs PyTorch; without this, transformers says at every start that it is missing.
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 from transformers import PreTrainedTokenizerFast
 
 log = logging.getLogger(__name__)
@@ -109,6 +114,17 @@ def load(path: str | Path) -> Tokenizer:
             "copy the folder again from where it came"
         ) from error
     return Tokenizer(hf, path)
+
+
+def save(raw: RawTokenizer, path: str | Path, *, end_token: str, pad_token: str) -> None:
+    """Writes a tokenizer of the `tokenizers` library as a Hugging Face folder."""
+    hf = PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        eos_token=end_token,
+        pad_token=pad_token,
+        clean_up_tokenization_spaces=False,
+    )
+    hf.save_pretrained(str(path))
 
 
 def end_ids(paths: Sequence[str | Path], configured: Sequence[int] = ()) -> tuple[int, ...]:
