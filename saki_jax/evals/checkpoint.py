@@ -42,8 +42,8 @@ class Source:
       folder: with config.json and tokenizer of the model.
       step_folder: the Orbax checkpoint, None for a Hugging Face folder.
       end_folders: folders that name the end ids.
-      identity: what is written into results: path, step (None for a folder), method, student's
-        size, hash of the weights.
+      identity: path, step (None for a folder), method, student's size.
+      hashed: files whose content names the weights.
       run_config: settings of the run, dotted names; {} for a Hugging Face folder.
     """
 
@@ -51,7 +51,12 @@ class Source:
     step_folder: Path | None
     end_folders: tuple[Path, ...]
     identity: dict[str, Any]
+    hashed: tuple[Path, ...]
     run_config: dict[str, Any]
+
+    def identify(self) -> dict[str, Any]:
+        """What is written into results: the identity and a hash of the weights (reads them)."""
+        return self.identity | {"weights": _hash_files(self.hashed)}
 
 
 @dataclass(frozen=True)
@@ -103,9 +108,8 @@ def find(path: str | Path, *, step: int = 0) -> Source:
         "step": None,
         "method": path.resolve().name,
         "student": size_label(hf.read_config(path)),
-        "weights": _hash_files(sorted(path.glob("*.safetensors"))),
     }
-    return Source(path, None, (path,), identity, {})
+    return Source(path, None, (path,), identity, tuple(sorted(path.glob("*.safetensors"))), {})
 
 
 def load(
@@ -170,10 +174,9 @@ def _run(path: Path, config: dict, step: int) -> Source:
         "step": step,
         "method": config["method"],
         "student": size_label(hf.read_config(student)),
-        # File names of Orbax are random, so the list of them names the weights.
-        "weights": _hash_files([step_folder / SIZES]),
     }
-    return Source(student, step_folder, ends, identity, config)
+    # File names of Orbax are random, so the list of them names the weights.
+    return Source(student, step_folder, ends, identity, (step_folder / SIZES,), config)
 
 
 def _folder_of(path: Path, config: dict, key: str) -> Path:

@@ -72,8 +72,8 @@ def build_command(options: argparse.Namespace) -> None:
         samples=options.samples,
         prompts_per_batch=options.batch_prompts,
         meta={
-            "student": student.source.identity,
-            "teacher": teacher.source.identity,
+            "student": student.source.identify(),
+            "teacher": teacher.source.identify(),
             "epsilon": options.epsilon,
             "seed": options.seed,
             "samples": options.samples,
@@ -93,7 +93,7 @@ def measure_command(options: argparse.Namespace) -> None:
     if Path(options.out).exists():
         raise ProbeError(f"{options.out} exists and is not overwritten; choose another name")
     teacher = _load(options.teacher or probe.meta["teacher"]["checkpoint"], options)
-    if teacher.source.identity["weights"] != probe.meta["teacher"]["weights"]:
+    if teacher.source.identify()["weights"] != probe.meta["teacher"]["weights"]:
         raise ProbeError(
             f"the teacher {teacher.source.folder} is not the one of the probe "
             f"({probe.meta['teacher']['checkpoint']}): KL(T||S) would not be comparable"
@@ -102,7 +102,7 @@ def measure_command(options: argparse.Namespace) -> None:
     check_pair(student.config, teacher.config, student.tokenizer, teacher.tokenizer)
     measure = probe_measure.make_measure(student.model, teacher.model, mesh=_mesh(options))
     found = measure(probe, student.params, teacher.params)
-    probe_measure.save_figures(options.out, probe, found, {"subject": student.source.identity})
+    probe_measure.save_figures(options.out, probe, found, {"subject": student.source.identify()})
     print(_levels({student.source.identity["method"]: found}, probe))
 
 
