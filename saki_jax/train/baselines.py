@@ -16,6 +16,8 @@ STUDENT_ONLY = "student_only"  # plain sampling; the teacher only scores afterwa
 
 # What the update wants beyond the rollout.
 NOTHING = "nothing"
+TEACHER_SAMPLE = "teacher_sample"  # a draw from T at corrections, made by the engine
+REFERENCE = "reference"  # log-probabilities of the initial student
 
 # What the token loss is made of.
 ROUTED_SURROGATE = "routed_surrogate"
@@ -31,12 +33,14 @@ class Objective:
         detached, or "rollout", the recorded log p.
       teacher_mode_coef: factor of -log pi(target) at distilled positions.
       aggregation: see `objective.token_weights`.
+      extrapolation: lambda of exopd; 1 makes it opd.
     """
 
     clips: Clips = field(default_factory=Clips)
     advantage_logp: str = "current"
     teacher_mode_coef: float = 1.0
     aggregation: str = "token_mean"
+    extrapolation: float = 1.25
 
 
 @struct.dataclass
@@ -45,6 +49,7 @@ class Signals:
 
     log_p: Float[Array, "*A B T"]  # recorded by the rollout
     log_t: Float[Array, "*A B T"]
+    log_ref: Float[Array, "*A B T"] | None = None  # for methods that need a reference
 
 
 Advantage = Callable[[jax.Array, Signals, Objective], tuple[jax.Array, jax.Array]]
@@ -55,6 +60,19 @@ def distillation_advantage(
 ) -> tuple[Float[Array, "B T"], jax.Array]:
     """Sampled-token reverse KL: every method but exopd and grpo. Returns (A, clamped)."""
     return objective.k1_advantage(log_pi, signals.log_t, clamp=settings.clips.k1)
+
+
+def extrapolated_advantage(
+    log_pi: Float[Array, "B T"], signals: Signals, settings: Objective
+) -> tuple[Float[Array, "B T"], jax.Array]:
+    """exopd: the distillation advantage, carried beyond the teacher, away from the reference."""
+    return objective.extrapolated_advantage(
+        log_pi,
+        signals.log_t,
+        signals.log_ref,
+        strength=settings.extrapolation,
+        clamp=settings.clips.k1,
+    )
 
 
 @dataclass(frozen=True)
@@ -76,8 +94,14 @@ class Method:
     loss: str = ROUTED_SURROGATE
 
 
+K1 = distillation_advantage
+
 METHODS: dict[str, Method] = {
-    "saki": Method(EXACT_Q, NOTHING, routing.at_corrections, distillation_advantage),
-    "trb": Method(EXACT_Q, NOTHING, routing.nowhere, distillation_advantage),
-    "opd": Method(STUDENT_ONLY, NOTHING, routing.nowhere, distillation_advantage),
+    "saki": Method(EXACT_Q, NOTHING, routing.at_corrections, K1),
+    "trb": Method(EXACT_Q, NOTHING, routing.nowhere, K1),
+    "random_tm": Method(EXACT_Q, NOTHING, routing.at_random, K1),
+    "tv_weighted_tm": Method(EXACT_Q, NOTHING, routing.at_high_tv, K1),
+    "teacher_sampled": Method(EXACT_Q, TEACHER_SAMPLE, routing.at_corrections_sampled, K1),
+    "opd": Method(STUDENT_ONLY, NOTHING, routing.nowhere, K1),
+    "exopd": Method(STUDENT_ONLY, REFERENCE, routing.nowhere, extrapolated_advantage),
 }

@@ -32,7 +32,7 @@ __all__ = ["ConfigError", "default_config", "flatten", "get", "nearest", "unknow
 def default_config() -> ConfigDict:
     """The paper's student protocol. Adding a key that is not here is an error (it is locked)."""
     config = ConfigDict()
-    config.method = "saki"  # a row of train/baselines.py: saki, trb, opd
+    config.method = "saki"  # a row of train/baselines.py
     config.student = ""  # folder of the initial student, Hugging Face format
     config.teacher = ""  # folder of the teacher, of the same tokenizer
     config.seed = 0  # of rollouts, placements and the order of the prompts
@@ -81,6 +81,7 @@ def default_config() -> ConfigDict:
     objective.advantage_logp = "current"  # current: the trainer's log pi, detached; or rollout
     objective.aggregation = "token_mean"  # token_mean, seq_mean, micro_batch_mean
     objective.teacher_mode_coef = 1.0  # factor of -log pi(teacher mode) at corrections
+    objective.extrapolation = 1.25  # exopd: lambda; 1 is opd
     objective.k1_clip = 10.0  # |log pi - log T| before it becomes an advantage
     objective.ratio_clip = 0.2  # the surrogate's trust region
     objective.dual_clip = 3.0  # bound of the loss where the advantage is negative

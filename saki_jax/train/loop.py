@@ -125,7 +125,9 @@ class _Run:
         with timed(seconds, "rollout"):
             rollout = self.rollout(state, step, key)
         with timed(seconds, "update"):
-            state, stats = jax.block_until_ready(self.session.update(state, rollout, key))
+            log_ref = self.session.reference(rollout) if self.session.reference else None
+            update = self.session.update(state, rollout, key, log_ref)
+            state, stats = jax.block_until_ready(update)
         record = step_record(step, rollout, stats, state, seconds)
         if record["skipped_in_row"] >= self.config.trainer.max_skips_in_row:
             self.stop(rollout, record)

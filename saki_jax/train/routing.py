@@ -12,6 +12,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Int
 
 from saki_jax.rollout.batch import Rollout
+from saki_jax.rollout.keys import Purpose, position_keys, uniform
 
 
 @struct.dataclass
@@ -54,6 +55,54 @@ def at_corrections(rollout: Rollout, key: jax.Array) -> Routed:
     """SAKI: the teacher's mode exactly where the coupling corrected the student (3.4)."""
     del key
     return _routed(rollout, rollout.corrected, rollout.teacher_mode)
+
+
+def at_corrections_sampled(rollout: Rollout, key: jax.Array) -> Routed:
+    """SAKI's positions, with a draw from the teacher in place of its mode (teacher_sampled)."""
+    del key
+    return _routed(rollout, rollout.corrected, rollout.teacher_sample)
+
+
+def at_random(rollout: Rollout, key: jax.Array) -> Routed:
+    """random_tm: in each row as many as SAKI's corrections, uniform without replacement among the
+    valid positions. It spends SAKI's budget without its placement.
+    """
+    noise = _placement_noise(rollout, key)
+    chosen = _smallest(noise, noise, rollout)
+    return _routed(rollout, chosen, rollout.teacher_mode)
+
+
+def at_high_tv(rollout: Rollout, key: jax.Array) -> Routed:
+    """tv_weighted_tm: as `at_random`, but with weight TV(p_t, q_t), by an exponential race.
+
+    The m smallest of -log(U) / TV win, which is successive sampling without replacement. A row
+    with fewer than m positive weights is filled up uniformly.
+    """
+    noise = _placement_noise(rollout, key)
+    # In logarithms, where no quotient overflows; weight 0 comes last, in the order of the noise.
+    arrival = jnp.where(rollout.tv > 0, jnp.log(-jnp.log(noise)) - jnp.log(rollout.tv), jnp.inf)
+    chosen = _smallest(arrival, noise, rollout)
+    return _routed(rollout, chosen, rollout.teacher_mode)
+
+
+def _placement_noise(rollout: Rollout, key: jax.Array) -> jax.Array:
+    """Uniform numbers [B, T], one a position, under a purpose that no rollout draws with."""
+    shape = rollout.tokens.shape
+    row = jnp.broadcast_to(rollout.prompts.sequence_id[:, None], shape)
+    position = jnp.broadcast_to(jnp.arange(shape[1])[None, :], shape)
+    return uniform(position_keys(key, row, position, Purpose.PLACEMENT))
+
+
+def _smallest(values: jax.Array, ties: jax.Array, rollout: Rollout) -> jax.Array:
+    """In each row the m smallest valid positions [B, T], m the number of its corrections; equal
+    values in the order of `ties`.
+    """
+    valid = trained(rollout)
+    wanted = (rollout.corrected & valid).sum(axis=1, keepdims=True)
+    # By three keys, the last one first: padding behind everything, then values, then ties.
+    order = jnp.lexsort((ties, values, ~valid), axis=-1)
+    rank = jnp.argsort(order, axis=-1)
+    return valid & (rank < wanted)
 
 
 def nowhere(rollout: Rollout, key: jax.Array) -> Routed:

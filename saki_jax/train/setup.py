@@ -26,8 +26,9 @@ from saki_jax.models.tokenizer import Tokenizer
 from saki_jax.rollout.batch import Prompts, Rollout
 from saki_jax.rollout.engine import make_rollout
 from saki_jax.rollout.generate import make_generate
+from saki_jax.rollout.score import make_score
 from saki_jax.rollout.spec import RolloutSpec
-from saki_jax.train.baselines import METHODS, STUDENT_ONLY, Objective
+from saki_jax.train.baselines import METHODS, REFERENCE, STUDENT_ONLY, TEACHER_SAMPLE, Objective
 from saki_jax.train.config import ConfigError
 from saki_jax.train.objective import Clips
 from saki_jax.train.optimizer import make_optimizer
@@ -74,7 +75,9 @@ class Session:
       samples: M responses a prompt.
       guided: False for methods whose rollout is the student's own.
       rollout: (student weights, teacher weights, prompts, epsilon, key, on_progress) -> Rollout.
-      update: (state, rollout, key) -> (state, stats); donates the state.
+      update: (state, rollout, key, log_ref) -> (state, stats); donates the state.
+      reference: rollout -> log-probabilities of the initial student [B, T]; None where the method
+        needs none.
       copy: masters -> weights for rollout and evaluation.
       initial: () -> the state of step 0.
       template: shapes, dtypes and shardings of the state.
@@ -87,6 +90,7 @@ class Session:
     guided: bool
     rollout: Callable[..., Rollout]
     update: Update
+    reference: Callable[[Rollout], jax.Array] | None
     copy: Callable[[Any], Any]
     initial: Callable[[], TrainState]
     template: TrainState
@@ -130,6 +134,7 @@ def build(config: ConfigDict) -> Session:
         _, params = hf.load(config.student, dtype=jnp.float32, mesh=mesh)
         return init_state(params, optimizer, shardings)
 
+    spec = _spec(config, models)
     student_alone, teacher_alone = _evaluators(config, models, encode)
     return Session(
         models=models,
@@ -141,7 +146,7 @@ def build(config: ConfigDict) -> Session:
         ),
         samples=config.data.samples,
         guided=method.rollout != STUDENT_ONLY,
-        rollout=make_rollout(models.student, models.teacher, _spec(config, models), mesh),
+        rollout=make_rollout(models.student, models.teacher, spec, mesh),
         update=make_update(
             models.student,
             method,
@@ -152,6 +157,7 @@ def build(config: ConfigDict) -> Session:
             compute_dtype=models.dtype,
             shardings=shardings,
         ),
+        reference=_reference(config, models, spec) if method.needs == REFERENCE else None,
         copy=make_rollout_copy(models.dtype, shardings.params),
         initial=initial,
         template=jax.tree.map(
@@ -244,7 +250,20 @@ def _encoder(config: ConfigDict, tokenizer: Tokenizer) -> Callable[..., EncodedP
 
 def _spec(config: ConfigDict, models: Models) -> RolloutSpec:
     settings = dict(config.rollout.items()) | {"end_ids": models.end_ids}
-    return RolloutSpec(pad_id=models.tokenizer.pad_id, **settings)
+    return RolloutSpec(
+        pad_id=models.tokenizer.pad_id,
+        teacher_sample=METHODS[config.method].needs == TEACHER_SAMPLE,
+        **settings,
+    )
+
+
+def _reference(
+    config: ConfigDict, models: Models, spec: RolloutSpec
+) -> Callable[[Rollout], jax.Array]:
+    """Log-probabilities that the initial student gives to the committed tokens."""
+    _, params = hf.load(config.student, dtype=models.dtype, mesh=models.mesh)
+    score = make_score(models.student, spec, models.mesh)
+    return lambda rollout: score(params, rollout).log_t
 
 
 def _objective(config: ConfigDict) -> Objective:
@@ -259,6 +278,7 @@ def _objective(config: ConfigDict) -> Objective:
         advantage_logp=settings.advantage_logp,
         teacher_mode_coef=settings.teacher_mode_coef,
         aggregation=settings.aggregation,
+        extrapolation=settings.extrapolation,
     )
 
 

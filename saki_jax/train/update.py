@@ -26,7 +26,7 @@ from saki_jax.train.routing import Routed
 from saki_jax.train.state import TrainState, compute_copy
 
 Stats = dict[str, jax.Array]
-Update = Callable[[TrainState, Rollout, jax.Array], tuple[TrainState, Stats]]
+Update = Callable[..., tuple[TrainState, Stats]]
 
 
 @struct.dataclass
@@ -150,7 +150,9 @@ def make_update(
     compute_dtype: Any = jnp.float32,
     shardings: TrainState | None = None,
 ) -> Update:
-    """The jitted ``(state, rollout, key) -> (state, stats)``; the given state is donated.
+    """The jitted ``(state, rollout, key, log_ref=None) -> (state, stats)``.
+
+    The given state is donated. `log_ref` [B, T] is for methods that need a reference.
 
     Args:
       student: its `forward` (without cache) and `logits` are differentiated.
@@ -168,13 +170,15 @@ def make_update(
     and are counted in the state.
     """
 
-    def gradient(params: Any, rollout: Rollout, key: jax.Array) -> tuple[Any, Stats]:
+    def gradient(
+        params: Any, rollout: Rollout, key: jax.Array, log_ref: jax.Array | None
+    ) -> tuple[Any, Stats]:
         rows = Examples(
             sequence=sequences(rollout),
             prompt_length=rollout.prompts.length,
             tokens=rollout.tokens,
             routed=method.route(rollout, key),
-            signals=Signals(log_p=rollout.log_p, log_t=rollout.log_t),
+            signals=Signals(log_p=rollout.log_p, log_t=rollout.log_t, log_ref=log_ref),
         )
         examples = cut(rows, micro_batch or rollout.tokens.shape[0])
         weights, denominator = token_weights(objective.aggregation, examples.routed.valid)
@@ -193,8 +197,11 @@ def make_update(
         grads = jax.tree.map(lambda g: g / divisor, total)
         return grads, _step_stats(stats, denominator, examples.routed.valid)
 
-    def update(state: TrainState, rollout: Rollout, key: jax.Array) -> tuple[TrainState, Stats]:
-        grads, stats = gradient(compute_copy(state.params, compute_dtype), rollout, key)
+    def update(
+        state: TrainState, rollout: Rollout, key: jax.Array, log_ref: jax.Array | None = None
+    ) -> tuple[TrainState, Stats]:
+        params = compute_copy(state.params, compute_dtype)
+        grads, stats = gradient(params, rollout, key, log_ref)
         stats["grad_norm"] = optax.tree.norm(grads)
         return _apply(state, grads, stats, rollout.nonfinite.any(), optimizer)
 

@@ -37,7 +37,7 @@ def test_the_defaults_are_the_papers_protocol():
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("method", "skai", "one of saki, trb, opd.*nearest: saki"),
+        ("method", "skai", "one of saki, trb.*nearest: saki"),
         ("student", "", "--config.student=FOLDER"),
         ("steps", 0, "at least 1"),
         ("rollout.solver", "secant", "newton, bisect"),
