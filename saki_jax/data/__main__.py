@@ -1,10 +1,6 @@
 """The door ``python -m saki_jax.data``; its one command is ``check``."""
 
-import os
 import sys
-
-os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # tokenizers need no torch
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from saki_jax.data import check
 

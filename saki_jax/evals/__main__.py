@@ -5,12 +5,8 @@ evaluation that was not finished, and refuses one of another model or protocol.
 """
 
 import logging
-import os
 import sys
 from collections.abc import Sequence
-
-os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # tokenizers need no torch
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from saki_jax.command import read_command
 from saki_jax.data.prompts import DataError
@@ -18,6 +14,7 @@ from saki_jax.evals import session, tables
 from saki_jax.evals.checkpoint import SubjectError
 from saki_jax.evals.config import ConfigError, validate
 from saki_jax.evals.folder import FolderError
+from saki_jax.evals.grader import GraderError
 from saki_jax.evals.responses import ResponsesError
 from saki_jax.models.hf import CheckpointError
 from saki_jax.models.tokenizer import TokenizerError
@@ -30,6 +27,7 @@ _TOLD = (
     ConfigError,
     DataError,
     FolderError,
+    GraderError,
     ResponsesError,
     SubjectError,
     TokenizerError,

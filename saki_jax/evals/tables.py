@@ -45,6 +45,7 @@ SAME_PROTOCOL = (
     "template",
     "instruction",
     "enable_thinking",
+    "grader",
 )
 """Settings that folders in one table must share."""
 
