@@ -35,6 +35,7 @@ def get_config(argument: str = "saki,1.7b") -> ConfigDict:
     # Base configurations name 151643 only; the chat template ends a turn with 151645.
     config.rollout.end_ids = (151643, 151645)
     config.trainer.micro_batch, config.rollout.slots = STUDENTS[student]
+    config.trainer.length_buckets = 4  # responses have 1,200 tokens on average, at most 7,168
     config.trainer.remat = True
     config.checkpoint.keep_steps = (50, 100, 200)
     return config

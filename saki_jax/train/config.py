@@ -97,6 +97,7 @@ def default_config() -> ConfigDict:
 
     config.trainer = trainer = ConfigDict()
     trainer.micro_batch = 0  # rows a forward pass, 0 = all; rounded up to the devices' number
+    trainer.length_buckets = 1  # n: passes of T, T/2, .. T/2^(n-1) columns, rows sorted by length
     trainer.chunk = 512  # positions whose logits exist at the same time
     trainer.remat = False  # recompute each layer in the backward pass: less memory, more time
     trainer.max_skips_in_row = 5  # non-finite steps after which the run stops
@@ -169,6 +170,7 @@ def validate(config: ConfigDict) -> None:
             "optimizer.learning_rate": 0,
             "optimizer.weight_decay": 0,
             "trainer.micro_batch": 0,
+            "trainer.length_buckets": 1,
             "trainer.chunk": 1,
             "trainer.max_skips_in_row": 1,
             "eval.every": 0,

@@ -153,6 +153,7 @@ def build(config: ConfigDict) -> Session:
             _objective(config),
             optimizer,
             micro_batch=_micro_batch(config, mesh),
+            length_buckets=config.trainer.length_buckets,
             chunk=config.trainer.chunk,
             compute_dtype=models.dtype,
             shardings=shardings,

@@ -13,53 +13,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from flax import struct
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from saki_jax.models.lm import LanguageModel
-from saki_jax.models.sharding import constrain
 from saki_jax.models.token_logprobs import token_logprobs
 from saki_jax.rollout.batch import Rollout
 from saki_jax.train.baselines import Method, Objective, Signals
+from saki_jax.train.examples import Examples, bucket_widths, cut, narrowed, sequences
 from saki_jax.train.objective import masked_nll, masked_sum, surrogate, token_weights
-from saki_jax.train.routing import Routed
 from saki_jax.train.state import TrainState, compute_copy
 
 Stats = dict[str, jax.Array]
 Update = Callable[..., tuple[TrainState, Stats]]
-
-
-@struct.dataclass
-class Examples:
-    """Rows as the trainer sees them: prompt and response contiguous, right-padded, S = P + T.
-
-    A micro-batch has the rows of one forward pass; with an axis in front of all arrays the same
-    struct holds all micro-batches of a step.
-    """
-
-    sequence: Int[Array, "*A B S"]
-    prompt_length: Int[Array, "*A B"]
-    tokens: Int[Array, "*A B T"]
-    routed: Routed
-    signals: Signals
-
-
-def sequences(rollout: Rollout) -> Int[Array, "B S"]:
-    """[prompt + response] of each row without a gap, zeros behind; S = P + T.
-
-    Rows that are not trained because a model emitted nothing finite are zeros altogether: the
-    gradient of a masked NaN is still NaN, so what caused it must not be fed again.
-    """
-    prompts = rollout.prompts
-    width = prompts.tokens.shape[1] + rollout.tokens.shape[1]
-    column = jnp.arange(width)[None, :]
-    offset = column - prompts.length[:, None]
-    prompt = jnp.pad(prompts.tokens, ((0, 0), (0, rollout.tokens.shape[1])))
-    response = jnp.take_along_axis(
-        rollout.tokens, jnp.clip(offset, 0, rollout.tokens.shape[1] - 1), axis=1
-    )
-    held = (column < (prompts.length + rollout.length)[:, None]) & ~rollout.nonfinite[:, None]
-    return jnp.where(held, jnp.where(offset < 0, prompt, response), 0)
 
 
 def response_logprobs(
@@ -122,23 +87,6 @@ def routed_surrogate(
     return loss_surrogate + loss_teacher_mode, jax.lax.stop_gradient(stats)
 
 
-def cut(rows: Any, micro_batch: int) -> Any:
-    """Arrays [B, ...] as A = ceil(B / micro_batch) micro-batches [A, micro_batch, ...].
-
-    The last rows are filled with zeros (valid False), so no row is lost. Micro-batch i takes the
-    rows i, i + A, ...: each device of a mesh then has the rows that it already holds.
-    """
-
-    def one(x: jax.Array) -> jax.Array:
-        count = -(-x.shape[0] // micro_batch)
-        padding = count * micro_batch - x.shape[0]
-        x = jnp.pad(x, ((0, padding),) + ((0, 0),) * (x.ndim - 1))
-        x = x.reshape(micro_batch, count, *x.shape[1:]).swapaxes(0, 1)
-        return constrain(x, None, "batch", *(None,) * (x.ndim - 2))
-
-    return jax.tree.map(one, rows)
-
-
 def make_update(
     student: LanguageModel,
     method: Method,
@@ -146,6 +94,7 @@ def make_update(
     optimizer: optax.GradientTransformation,
     *,
     micro_batch: int = 0,
+    length_buckets: int = 1,
     chunk: int = 512,
     compute_dtype: Any = jnp.float32,
     shardings: TrainState | None = None,
@@ -159,6 +108,10 @@ def make_update(
       method, objective: what is optimised.
       optimizer: gets the gradient of the whole batch once.
       micro_batch: rows a forward pass, 0 for all at once.
+      length_buckets: 1: every pass has all T response columns. n: rows are sorted by length and a
+        micro-batch has T, T/2, .. or T/2^(n-1) columns, whichever is enough. The result is the
+        same, and so is the number of compiled programs; one program then holds n variants of the
+        pass and takes about n times as long to compile.
       chunk: positions whose logits exist at the same time.
       compute_dtype: of the copy of the weights that the passes use; gradients of micro-batches
         are summed in float32.
@@ -180,15 +133,26 @@ def make_update(
             routed=method.route(rollout, key),
             signals=Signals(log_p=rollout.log_p, log_t=rollout.log_t, log_ref=log_ref),
         )
-        examples = cut(rows, micro_batch or rollout.tokens.shape[0])
+        examples = cut(rows, micro_batch or rows.tokens.shape[0], by_length=length_buckets > 1)
         weights, denominator = token_weights(objective.aggregation, examples.routed.valid)
+        widths = bucket_widths(rows.tokens.shape[1], length_buckets)
 
         def token_sum(params: Any, micro: Examples, weights: jax.Array):
             log_pi, log_pi_target = response_logprobs(student, params, micro, chunk=chunk)
             return routed_surrogate(log_pi, log_pi_target, micro, weights, method, objective)
 
+        def at_width(width: int) -> Callable:
+            def run(micro: Examples, weights: jax.Array):
+                return jax.grad(token_sum, has_aux=True)(
+                    params, narrowed(micro, width), weights[:, :width]
+                )
+
+            return run
+
         def add(total: Any, micro: tuple[Examples, jax.Array]):
-            grads, stats = jax.grad(token_sum, has_aux=True)(params, *micro)
+            longest = micro[0].routed.valid.sum(axis=1).max()
+            enough = jnp.searchsorted(jnp.array(widths), longest)
+            grads, stats = jax.lax.switch(enough, [at_width(width) for width in widths], *micro)
             return jax.tree.map(lambda a, g: a + g.astype(jnp.float32), total, grads), stats
 
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)

@@ -10,9 +10,10 @@ import pytest
 
 from saki_jax.models.sharding import batch_sharding, make_mesh
 from saki_jax.train.baselines import METHODS, Objective, Signals
+from saki_jax.train.examples import Examples, bucket_widths, cut, narrowed, sequences
 from saki_jax.train.optimizer import make_optimizer
 from saki_jax.train.state import init_state, make_rollout_copy
-from saki_jax.train.update import Examples, make_update, response_logprobs, sequences
+from saki_jax.train.update import make_update, response_logprobs
 from train_toys import KEY, bigram, make_rollout, two_way
 
 V = 8
@@ -236,6 +237,16 @@ def test_r13_the_end_token_is_trained_and_nothing_behind_it():
     assert state.params["table"][6, 4] < 0
 
 
+def examples_of(rollout):
+    return Examples(
+        sequence=sequences(rollout),
+        prompt_length=rollout.prompts.length,
+        tokens=rollout.tokens,
+        routed=METHODS["saki"].route(rollout, KEY),
+        signals=Signals(log_p=rollout.log_p, log_t=rollout.log_t),
+    )
+
+
 def test_r14_masks_and_logprobs_are_aligned():
     table = np.full((8, 8), np.log(0.5 / 7), np.float32)
     for previous, target, p in [(1, 2, 0.5), (2, 3, 0.25), (3, 4, 0.125), (4, 5, 0.5)]:
@@ -243,13 +254,7 @@ def test_r14_masks_and_logprobs_are_aligned():
         table[previous, target] = np.log(p)
     params = {"table": jnp.asarray(table)}
     rollout = make_rollout([[1, 2, 3], [3]], [[4, 5], [4]], pad=6)
-    examples = Examples(
-        sequence=sequences(rollout),
-        prompt_length=rollout.prompts.length,
-        tokens=rollout.tokens,
-        routed=METHODS["saki"].route(rollout, KEY),
-        signals=Signals(log_p=rollout.log_p, log_t=rollout.log_t),
-    )
+    examples = examples_of(rollout)
     log_pi, _ = response_logprobs(BIGRAM, params, examples, chunk=512)
     np.testing.assert_allclose(log_pi[0], [-2.07944, -0.69315], atol=1e-5)
     np.testing.assert_allclose(log_pi[1, 0], -2.07944, atol=1e-5)
@@ -366,3 +371,27 @@ def test_j05_one_trace_whatever_the_rows_look_like():
     for losses in ([[1.0, 2.0], [1.0]], [[1.0], [0.5] * 2], [[], [2.0] * 2]):
         state, _ = update(state, k1_rollout(losses, width=4), KEY)
     assert len(traces) == 1
+
+
+@pytest.mark.parametrize("micro_batch", [2, 3])
+def test_length_buckets_change_no_result(micro_batch):
+    rollout = uneven_rollout()
+    whole, stats = one_update(rollout)
+    state, other = one_update(rollout, micro_batch=micro_batch, length_buckets=3)
+    np.testing.assert_allclose(other["loss"], stats["loss"], atol=1e-6)
+    np.testing.assert_allclose(other["log_p_gap_max"], stats["log_p_gap_max"], atol=1e-6)
+    np.testing.assert_allclose(state.params["table"], whole.params["table"], atol=1e-6)
+
+
+def test_length_buckets_put_short_rows_into_narrow_passes():
+    rollout = uneven_rollout()
+    rows = examples_of(rollout)
+    micros = cut(rows, 2, by_length=True)
+    longest = micros.routed.valid.sum(2).max(1)
+    assert longest.tolist() == [1, 3, 5, 7]
+    widths = np.array(bucket_widths(7, 3))
+    assert widths.tolist() == [2, 4, 7]
+    assert widths[np.searchsorted(widths, longest)].tolist() == [2, 4, 7, 7]
+    narrow = narrowed(jax.tree.map(lambda x: x[0], micros), 2)
+    assert narrow.tokens.shape == (2, 2)
+    assert narrow.sequence.shape == (2, rollout.prompts.tokens.shape[1] + 2)
