@@ -81,7 +81,7 @@ class Run:
         epsilon: float,
         key: jax.Array,
     ):
-        self.rows = check_prompts(prompts)
+        self.rows = check_prompts(prompts, programs.vocab_size)
         self.programs, self.spec, self.params = programs, spec, params
         self.prompts, self.epsilon, self.key = prompts, epsilon, key
         width, num_slots = prompts.tokens.shape[1], spec.num_slots(self.rows)

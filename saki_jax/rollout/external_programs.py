@@ -18,6 +18,7 @@ class Programs:
 
     def __init__(self, student: LanguageModel, teacher: LanguageModel, spec: RolloutSpec):
         models = (student, teacher)
+        self.vocab_size = student.vocab_size
 
         def init_caches(rows: int, slots: int) -> tuple[Any, Any]:
             return tuple(model.init_cache(rows, slots) for model in models)

@@ -9,6 +9,7 @@ torn and never restored.
 import json
 import logging
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 
 _SIZES = "sizes.json"
 _TORN = "torn"
+_TEMPORARY = ".orbax-checkpoint-tmp"
 
 
 class CheckpointError(RuntimeError):
@@ -39,6 +41,7 @@ class Checkpoints:
 
     def __init__(self, folder: str | os.PathLike, *, keep: int, keep_steps: Sequence[int] = ()):
         self.folder = Path(folder).absolute()
+        self._remove_debris()
         policies = ocp.checkpoint_managers
         self._manager = ocp.CheckpointManager(
             self.folder,
@@ -47,7 +50,6 @@ class Checkpoints:
                     [policies.LatestN(keep), policies.CustomSteps(tuple(keep_steps))]
                 ),
                 enable_async_checkpointing=False,
-                cleanup_tmp_directories=True,
                 create=True,
             ),
             item_handlers={
@@ -55,6 +57,15 @@ class Checkpoints:
                 "record": ocp.JsonCheckpointHandler(),
             },
         )
+
+    def _remove_debris(self) -> None:
+        """What a save that was killed left behind. Done here, because Orbax removes it in a thread
+        that can meet the next save of the same step.
+        """
+        if jax.process_index() == 0:
+            for debris in self.folder.glob(f"*{_TEMPORARY}*"):
+                log.warning("removing %s, which a save that was cut short left behind", debris)
+                shutil.rmtree(debris)
 
     def save(self, step: int, state: TrainState, record: dict[str, Any]) -> None:
         """Writes the checkpoint of `step`.

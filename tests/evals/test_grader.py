@@ -14,7 +14,9 @@ from saki_jax.evals.grade_file import main
 from saki_jax.evals.grader import GraderError, MathVerifyGrader, open_grader, resolve
 
 BANK = Path(__file__).parent / "golden" / "grading_bank.jsonl"
-HANG = (r"\sqrt{2}", r"\boxed{\int_0^{\infty} e^{-x^2}\sin(x^3)\,dx}")  # minutes of algebra
+# Seconds of algebra for each of the eight, on any machine.
+INTEGRALS = [rf"\int_0^{{\infty}} e^{{-x^2}}\sin(x^{{{n}}})\,dx" for n in range(3, 19, 2)]
+HANG = (r"\sqrt{2}", rf"\boxed{{{'+'.join(INTEGRALS)}}}")
 RADICAL = (r"5\sqrt{5}", r"\boxed{\sqrt{125}}")
 
 

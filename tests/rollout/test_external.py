@@ -54,7 +54,7 @@ def test_tokens_and_events_are_the_engines(epsilon, changes):
         np.testing.assert_allclose(ours, theirs, rtol=3e-4, atol=2e-6, err_msg=name)
         assert ours.dtype == theirs.dtype
     corrected = int(np.sum(external.corrected))
-    assert (corrected == 0) if epsilon == 0 else (corrected > 5)
+    assert (corrected == 0) if epsilon == 0 else (corrected > 0)
     for name in ("waves", "row_waves", "student_forwards", "teacher_forwards", "committed"):
         assert int(getattr(external.counters, name)) == int(getattr(engine.counters, name)), name
 

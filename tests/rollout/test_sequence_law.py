@@ -133,23 +133,29 @@ def test_under_a_wide_budget_the_responses_follow_the_teacher():
 
 
 MISTAKES = {
-    "acceptance and residual share a key": {Purpose.RESIDUAL: Purpose.ACCEPT},
-    "the residual reuses the proposal's noise": {Purpose.RESIDUAL: Purpose.DRAFT},
+    "the residual reuses the proposal's noise": (Purpose.RESIDUAL, {"purpose": Purpose.DRAFT}),
+    "all positions share an acceptance key": (Purpose.ACCEPT, {"position": 0}),
 }
 
 
-@pytest.mark.parametrize("shared", MISTAKES.values(), ids=MISTAKES.keys())
-def test_sharing_a_key_between_purposes_is_caught(monkeypatch, shared):
-    share_keys(monkeypatch, shared)
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES.keys())
+def test_sharing_a_key_is_caught(monkeypatch, mistake):
+    share_keys(monkeypatch, *mistake)
     mistaken = engine.__wrapped__()  # compiled anew, with the mistake in it
     assert p_value(answers(mistaken), law(EPSILON)) < REJECTED
 
 
-def share_keys(monkeypatch, shared: dict) -> None:
+def share_keys(monkeypatch, shared: Purpose, change: dict) -> None:
+    """Draws of the purpose ``shared`` get the keys of another purpose or position."""
     honest = wave.position_keys
 
     def mistaken(key, sequence_id, position, purpose):
-        return honest(key, sequence_id, position, shared.get(purpose, purpose))
+        if purpose == shared:
+            purpose = change.get("purpose", purpose)
+            position = (
+                jnp.full_like(position, change["position"]) if "position" in change else position
+            )
+        return honest(key, sequence_id, position, purpose)
 
     monkeypatch.setattr(wave, "position_keys", mistaken)
 
@@ -173,7 +179,7 @@ def test_s03_a_single_token_follows_q():
 
 
 def test_s03_shared_gumbel_noise_gives_another_law(monkeypatch):
-    share_keys(monkeypatch, {Purpose.RESIDUAL: Purpose.DRAFT})
+    share_keys(monkeypatch, Purpose.RESIDUAL, {"purpose": Purpose.DRAFT})
     wrong = one_token_frequencies()
     assert np.abs(wrong - Q).max() > 0.0054
     np.testing.assert_allclose(wrong, [0.322, 0.378, 0.200, 0.100], atol=0.0054)
