@@ -4,8 +4,14 @@ Each family is a function (rng, rows, V) -> (logits_p, logits_t) in float64; `pa
 the dtype under test, and the judge works on the rounded values in extended precision.
 """
 
+from functools import partial
+
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+
+from saki_jax.rollout import bridge
 
 EPSILONS = (0.0, 1e-8, 1e-6, 1e-4, 4e-4, 1e-3, 0.02, 0.1, 1.0, 1e4)
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
@@ -138,6 +144,31 @@ def pair(family: str, rows: int, vocab: int, dtype: str, seed: int = 0):
     """(logits_p, logits_t) of a family, rounded to ``dtype``."""
     rng = np.random.default_rng([seed, vocab, *family.encode()])
     return tuple(x.astype(DTYPES[dtype]) for x in FAMILIES[family](rng, rows, vocab))
+
+
+@partial(jax.jit, static_argnames=("solver", "tile"))
+def _solve(logits_p, logits_t, epsilon, solver, tile):
+    return bridge.solve(logits_p, logits_t, epsilon, solver=solver, tile=tile)
+
+
+def solve(logits_p, logits_t, epsilon=0.02, solver="newton", tile=0) -> bridge.Bridge:
+    """The bridge under jit, from NumPy logits."""
+    a, b = jnp.asarray(logits_p), jnp.asarray(logits_t)
+    return _solve(a, b, jnp.float32(epsilon), solver, tile)
+
+
+@jax.jit
+def _entries(solved, a, b):
+    return bridge.log_ratios(solved, a.astype(jnp.float32), b.astype(jnp.float32))
+
+
+def every_entry(solved, logits_p, logits_t) -> list[np.ndarray]:
+    """(log_p, log_t, log_q, x) of the whole vocabulary."""
+    terms = _entries(solved, jnp.asarray(logits_p), jnp.asarray(logits_t))
+    return [np.asarray(term) for term in terms]
+
+
+token_terms = jax.jit(bridge.token_terms)
 
 
 def log_softmax(logits) -> np.ndarray:

@@ -46,7 +46,7 @@ class Bridge(NamedTuple):
 
 def solve(
     logits_p: Float[Array, "*B V"],
-    logits_t: Float[Array, "*B V"],
+    logits_t: Float[Array, "*B U"],
     epsilon: Float[Array, ""],
     *,
     solver: str = "newton",
@@ -60,12 +60,11 @@ def solve(
 
     Args:
       logits_p: the student's logits, any float type; computed in float32.
-      logits_t: the teacher's.
+      logits_t: the teacher's, over the same vocabulary (U = V).
       epsilon: the KL budget, a float32 array.
       solver: "newton" reaches epsilon from below within 4e-5 wherever it binds; "bisect" is the
         paper's 16 waves.
-      tile: vocabulary entries read at a time, so that temporaries are a few [*B, tile]; 0 chooses
-        by the number of rows.
+      tile: vocabulary entries read at a time, so that temporaries are a few [*B, tile]; 0 chooses.
 
     Raises:
       ValueError: the two vocabularies differ, or there is no such solver.
@@ -77,7 +76,7 @@ def solve(
         )
     if solver not in SOLVERS:
         raise ValueError(f"unknown solver {solver!r}; choose one of {', '.join(SOLVERS)}")
-    tile = tile or default_tile(logits_p.shape)
+    tile = tile or default_tile()
     s = survey(logits_p, logits_t, tile=tile)
     search = SOLVERS[solver](logits_p, logits_t, s, epsilon, tile=tile)
     best = search.lower

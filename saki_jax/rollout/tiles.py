@@ -1,6 +1,5 @@
 """Reading two arrays of logits tile by tile, so that temporaries are [*B, tile], never [*B, V]."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,14 +8,16 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-_ENTRIES = 2**17  # of a tile, over all rows: what a CPU's cache holds
-_NARROWEST = 512
 _VOCAB_AXIS = "tensor"  # the mesh axis over which a language model's head spreads the vocabulary
 
 
-def default_tile(shape: tuple[int, ...]) -> int:
-    """Vocabulary entries read at a time for logits of this shape [*B, V]."""
-    return max(_NARROWEST, _ENTRIES // max(math.prod(shape[:-1]), 1))
+def default_tile() -> int:
+    """Vocabulary entries read at a time, in all shards together.
+
+    The same for any number of rows, so that a row's sums do not depend on its neighbours: on CPU a
+    size that its caches hold for some hundred rows, elsewhere one that outweighs a kernel's launch.
+    """
+    return 4096 if jax.default_backend() == "cpu" else 16384
 
 
 def fold_vocabulary(
@@ -63,15 +64,16 @@ def _vocabulary_shards(vocab: int) -> int:
 def _reader(logits: Float[Array, "*B V"], shards: int) -> Callable:
     """``(first, width) -> float32 [*B, shards * width]``, converting no more than is asked for."""
     *rows, vocab = logits.shape
-    parts = logits.reshape(*rows, shards, vocab // shards)
-    # A 16-bit float is sliced as an integer: XLA on CPU would convert the whole array first.
-    bits = parts
-    if logits.dtype.itemsize == 2:
-        bits = lax.bitcast_convert_type(parts, jnp.uint16)
+    # XLA on CPU would convert a whole 16-bit array before slicing, so slice it as integers.
+    narrow = logits.dtype.itemsize == 2
+    source = lax.bitcast_convert_type(logits, jnp.uint16) if narrow else logits
+    if shards > 1:
+        source = source.reshape(*rows, shards, vocab // shards)
 
     def read(first, width):
-        piece = lax.dynamic_slice_in_dim(bits, first, width, axis=-1)
-        piece = lax.bitcast_convert_type(piece, logits.dtype).astype(jnp.float32)
-        return piece.reshape(*rows, shards * width)
+        piece = lax.dynamic_slice_in_dim(source, first, width, axis=-1)
+        if narrow:
+            piece = lax.bitcast_convert_type(piece, logits.dtype)
+        return piece.astype(jnp.float32).reshape(*rows, shards * width)
 
     return read
