@@ -43,6 +43,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--peer-python", default=sys.executable, help="interpreter of the peer's environment"
     )
+    parser.add_argument("--peer-eager", action="store_true", help="vLLM without torch.compile")
     return parser.parse_args(arguments)
 
 
@@ -65,14 +66,13 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Runs a preset; prints the table, writes and returns the result."""
     options = parse(arguments)
     scenario, pair = load_pair(chosen_scenario(options), options.student, options.teacher)
-    rates = roofline.measure_rates(*((2**24, 256) if scenario.name == "tiny" else ()))
+    rates = roofline.measure_rates(small=scenario.name == "tiny")
     result: dict[str, Any] = {
         "preset": scenario.name,
         "commit": report.commit(),
         "date": report.today(),
         "machine": report.machine(),
         "versions": report.versions(),
-        "rates": rates._asdict(),
         "pair": {
             role: roofline.shape_of(getattr(scenario, role)) for role in ("student", "teacher")
         },
@@ -85,11 +85,15 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         for batch, rows in zip(scenario.batches, scenario.rows, strict=True):
             contest = Contest(scenario, pair, batch, rows, rates)
             if options.peer:
-                work = peers.job(models, contest.prompts, contest.lengths, batch)
+                work = peers.job(
+                    models, contest.prompts, contest.lengths, batch, options.peer_eager
+                )
                 peer = peers.Peer(options.peer, options.peer_python, work, folder)
                 stack.callback(peer.close)
                 contest.add_peer(peer)
             part = contest.run(options.epsilon)
+            rates = contest.rates
+            result["rates"] = rates._asdict()
             result["batches"][str(batch)] = part
             if "exact_q" in part:
                 result["exact_q"][str(batch)] = part["exact_q"]

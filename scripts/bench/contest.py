@@ -78,9 +78,15 @@ class Contest:
             if rollout is not None:
                 finished[name] = rollout
         tasks = {name: (lambda name=name: timed(name)) for name in names}
-        measure.interleave(tasks | {"phases": phase_round}, scenario.repeats)
+        tasks |= {"phases": phase_round, "rates": self._rate_round}
+        measure.interleave(tasks, scenario.repeats)
         report.paired(names, self.samples)
         return self._derive(epsilon, parts, finished)
+
+    def _rate_round(self) -> None:
+        """What the hardware can do is the best that it was seen to do."""
+        again = roofline.measure_rates(small=self.scenario.name == "tiny")
+        self.rates = roofline.Rates(*map(max, self.rates, again))
 
     def _calibrated(self) -> float:
         guide = next(n for n in (report.ENGINE, *self.contenders) if n in self.contenders)

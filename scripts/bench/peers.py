@@ -32,9 +32,9 @@ def export(folder: Path, scenario: Scenario, pair: Pair) -> dict[str, str]:
 
 
 def job(
-    models: dict[str, str], prompts: Prompts, lengths: np.ndarray, batch: int
+    models: dict[str, str], prompts: Prompts, lengths: np.ndarray, batch: int, eager: bool = False
 ) -> dict[str, Any]:
-    """What a peer is told."""
+    """What a peer is told; ``eager``: it need not compile anything."""
     rows = zip(prompts.tokens.tolist(), prompts.length.tolist(), strict=True)
     return {
         **models,
@@ -42,6 +42,7 @@ def job(
         "lengths": lengths.tolist(),
         "batch": batch,
         "threads": os.cpu_count(),
+        "eager": eager,
     }
 
 
@@ -83,8 +84,9 @@ class Peer:
 
     def _answer(self) -> dict[str, Any]:
         for line in self._process.stdout:
-            if line.startswith("{"):  # libraries may print to stdout as well
+            if line.startswith("{"):
                 return json.loads(line)
+            sys.stderr.write(line)  # a library's own words
         raise RuntimeError(
             f"the {self._kind} process ended with code {self._process.wait()}; its own words stand "
             "above. Is it installed in the environment whose Python was given?"

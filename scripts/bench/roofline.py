@@ -42,13 +42,22 @@ class Work(NamedTuple):
         return max(self.bytes / rates.copy, self.flops / rates.matmul)
 
 
-def measure_rates(copy_bytes: int = 2**28, matmul_size: int = 2048) -> Rates:
+def measure_rates(small: bool = False) -> Rates:
     """Copies an array and multiplies two matrices in the compute dtype; best of several."""
+    copy_bytes, size = (2**24, 256) if small else (2**28, 2048)
     x = jnp.ones(copy_bytes // 4, jnp.float32)
-    copy = jax.jit(lambda x: x + 1.0)
-    a = jnp.ones((matmul_size, matmul_size), default_compute_dtype())
-    product = jax.jit(lambda a: a @ a)
-    return Rates(2 * x.nbytes / best_time(copy, x), 2 * matmul_size**3 / best_time(product, a))
+    a = jnp.ones((size, size), default_compute_dtype())
+    return Rates(2 * x.nbytes / best_time(_copy, x), 2 * size**3 / best_time(_product, a))
+
+
+@jax.jit
+def _copy(x: jax.Array) -> jax.Array:
+    return x + 1.0
+
+
+@jax.jit
+def _product(a: jax.Array) -> jax.Array:
+    return a @ a
 
 
 def best_time(function: Callable, *arguments, repeats: int = 5) -> float:
