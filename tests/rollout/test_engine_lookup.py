@@ -197,9 +197,7 @@ def test_prompts_that_cannot_be_answered_are_refused():
         run(good.replace(length=jnp.array([1, 0])))
     with pytest.raises(ValueError, match="row 0 has length 9"):
         run(good.replace(length=jnp.array([9, 1])))
-    with pytest.raises(
-        ValueError, match="row 1 holds the id 6 at 0; the model has the ids"
-    ):
+    with pytest.raises(ValueError, match="row 1 holds the id 6 at 0; the model has the ids"):
         run(prompts_of([[1], [6]]))
     with pytest.raises(ValueError, match="row 0 holds the id -1"):
         run(prompts_of([[2, -1], [1]]))
