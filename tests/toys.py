@@ -1,4 +1,4 @@
-"""Lookup-table language models with a real cache, and exact laws of short sequences.
+"""Lookup-table language models with a real cache, and counts of short sequences.
 
 A model here knows its next-token logits from a table indexed by the last n tokens and by the
 parity of the position. It finds those tokens in a cache of slots as attention does: by a masked
@@ -162,37 +162,6 @@ def prompts_of(
     return Prompts(
         tokens=jnp.asarray(tokens), length=jnp.asarray(length), sequence_id=jnp.asarray(ids)
     )
-
-
-def sequence_law(
-    next_law: Callable[[tuple[int, ...]], np.ndarray],
-    prompt: Sequence[int],
-    response_length: int,
-    end_ids: Sequence[int] = (),
-) -> dict[tuple[int, ...], float]:
-    """The probability of each response, by full enumeration.
-
-    Args:
-      next_law: history (prompt and response so far) -> probabilities [V], float64.
-      prompt: the prompt's tokens.
-      response_length: T; responses end there or behind the first end token.
-      end_ids: tokens that end a response (and belong to it).
-
-    Returns:
-      {response: probability}; the probabilities sum to 1.
-    """
-    law: dict[tuple[int, ...], float] = {}
-    open_ends: dict[tuple[int, ...], float] = {(): 1.0}
-    for step in range(response_length):
-        grown: dict[tuple[int, ...], float] = {}
-        for response, mass in open_ends.items():
-            probabilities = next_law(tuple(prompt) + response)
-            for token, p in enumerate(probabilities):
-                longer = (*response, token)
-                ends = token in end_ids or step == response_length - 1
-                (law if ends else grown)[longer] = mass * float(p)
-        open_ends = grown
-    return law
 
 
 def responses(rollout) -> list[tuple[int, ...]]:

@@ -2,7 +2,6 @@
 
 from functools import cache
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,21 +9,13 @@ import pytest
 from saki_jax.rollout.engine import make_guided
 from saki_jax.rollout.keys import step_key
 from saki_jax.rollout.spec import RolloutSpec
-from toys import (
-    context_index,
-    lookup_model,
-    num_contexts,
-    point_logits,
-    prompts_of,
-    responses,
-    scripted_model,
-)
+from toys import point_logits, prompts_of, responses, scripted_model
 
 V = 32
 END = 31
 PAD = 0
 FORCE = 1e4  # a budget under which q = T whatever T is
-LONGEST = 12
+LONGEST = 11
 
 
 @cache
@@ -40,7 +31,9 @@ def scripted_engine(response_length: int, block_size: int, teacher_sample: bool 
     return make_guided(model, model, spec)
 
 
-def scripted_run(script: list[tuple[int, int]], response_length: int = 12, block_size: int = 4):
+def scripted_run(
+    script: list[tuple[int, int]], response_length: int = LONGEST, block_size: int = 4
+):
     """Runs one row whose position t proposes script[t][0] and wants script[t][1] (equal: accept).
 
     Both models put all but e^-60 on one token, and epsilon lets q be T: a proposal is accepted
@@ -58,10 +51,10 @@ def accepted(*tokens: int) -> list[tuple[int, int]]:
 
 
 def test_s19_a_fully_accepted_block_commits_exactly_k_tokens_and_no_bonus():
-    rollout = scripted_run(accepted(*range(2, 14)))
-    assert responses(rollout) == [tuple(range(2, 14))]
+    rollout = scripted_run(accepted(*range(2, 13)))
+    assert responses(rollout) == [tuple(range(2, 13))]
     assert int(rollout.counters.waves) == 3
-    assert int(rollout.counters.committed) == 12
+    assert int(rollout.counters.committed) == LONGEST
     assert int(rollout.counters.student_forwards) == 12
     assert int(rollout.counters.teacher_forwards) == 3
     assert not rollout.corrected.any()
@@ -71,8 +64,8 @@ def test_s19_a_fully_accepted_block_commits_exactly_k_tokens_and_no_bonus():
 def test_s11_nothing_stands_behind_an_end_token_inside_a_block():
     rollout = scripted_run(accepted(11, 12, END, 14, 15))
     assert responses(rollout) == [(11, 12, END)]
-    assert rollout.tokens[0].tolist() == [11, 12, END] + [PAD] * 9
-    assert rollout.valid[0].tolist() == [True] * 3 + [False] * 9
+    assert rollout.tokens[0].tolist() == [11, 12, END] + [PAD] * 8
+    assert rollout.valid[0].tolist() == [True] * 3 + [False] * 8
     assert bool(rollout.finished[0])
     assert int(rollout.counters.committed) == 3
     assert not rollout.corrected.any()
@@ -94,7 +87,7 @@ def test_s12_an_end_token_that_is_a_correction_ends_the_row():
     rollout = scripted_run([(11, 11), (12, END), (13, 13), (14, 14)])
     assert responses(rollout) == [(11, END)]
     assert bool(rollout.finished[0])
-    assert rollout.corrected[0].tolist() == [False, True] + [False] * 10
+    assert rollout.corrected[0].tolist() == [False, True] + [False] * 9
     assert int(rollout.teacher_mode[0, 1]) == END
 
 
@@ -118,9 +111,9 @@ def test_an_end_token_at_the_last_place_finishes_the_row():
     assert bool(rollout.finished[0])
 
 
-@pytest.mark.parametrize(("cap", "block", "waves"), [(7, 4, 2), (5, 8, 1), (12, 4, 3)])
+@pytest.mark.parametrize(("cap", "block", "waves"), [(11, 4, 3), (5, 8, 1)])
 def test_s14_the_length_cap_cuts_inside_a_block(cap, block, waves):
-    rollout = scripted_run(accepted(*range(2, 14)), cap, block)
+    rollout = scripted_run(accepted(*range(2, 13)), cap, block)
     assert responses(rollout) == [tuple(range(2, 2 + cap))]
     assert int(rollout.counters.waves) == waves
     assert not bool(rollout.finished[0])
@@ -130,28 +123,6 @@ def test_a_correction_behind_the_length_cap_is_not_counted():
     rollout = scripted_run([*accepted(2, 3, 4, 5, 6), (7, 8)], 5, 8)
     assert responses(rollout) == [(2, 3, 4, 5, 6)]
     assert not rollout.corrected.any()
-
-
-def successor_table(chain: dict[int, int]) -> jax.Array:
-    """An order-1 lookup table in which each token has one successor (END where none is said)."""
-    table = np.stack([point_logits(END, V)] * num_contexts(V, 1))
-    for token, following in chain.items():
-        for history in ([token], [0, token]):  # both parities of the position
-            table[context_index(history, V, 1)] = point_logits(following, V)
-    return jnp.asarray(table)
-
-
-def test_j12_the_loop_ends_when_the_last_row_does():
-    # A chain of tokens, each the successor of the last; a prompt chooses where it enters.
-    table = successor_table({token: token + 1 for token in range(1, 20)})
-    model = lookup_model(V, order=1)
-    spec = RolloutSpec(response_length=64, end_ids=(END,), pad_id=PAD, block_size=4)
-    run = make_guided(model, model, spec)
-    rollout = run(table, table, prompts_of([[19], [16], [12]]), FORCE, step_key(0, 1))
-    assert rollout.length.tolist() == [2, 5, 9]
-    assert responses(rollout) == [(20, END), (17, 18, 19, 20, END), (*range(13, 21), END)]
-    assert int(rollout.counters.waves) == 3
-    assert int(rollout.counters.row_waves) == 1 + 2 + 3
 
 
 def test_a_teacher_sample_is_drawn_from_the_teacher_at_corrections_only():

@@ -1,5 +1,7 @@
 """The loop alone, with a wave that needs no model: admission, calls, progress, counters."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,20 +20,21 @@ T = 16
 KEY = step_key(0, 1)
 
 
-def counting_wave(params, caches, slots, key, epsilon):
-    """A row with the id n (modulo 50) says 1, 2, .. n - 1, END, two tokens a wave."""
+def counting_wave(block_size, params, caches, slots, key, epsilon):
+    """A row with the id n (modulo 50) says 1, 2, .. n - 1, END, and all of it is accepted."""
     del params, key, epsilon
-    said = slots.count[:, None] + 1 + jnp.arange(2)[None, :]
+    said = slots.count[:, None] + 1 + jnp.arange(block_size)[None, :]
     tokens = jnp.where(said >= slots.sequence_id[:, None] % 50, END, said)
     number = jnp.zeros(tokens.shape)
     events = {"tokens": tokens, "log_p": number - 1, "entropy": number}
-    usable = jnp.full_like(slots.count, 2)
+    usable = jnp.full_like(slots.count, block_size)
     return caches, Block(events, usable, jnp.zeros(tokens.shape, bool))
 
 
-def loop_of(**changes) -> tuple[Loop, RolloutSpec]:
-    spec = RolloutSpec(response_length=T, end_ids=(END,), pad_id=0, **changes)
-    return Loop((lookup_model(V, 1),), counting_wave, 2, spec, STUDENT_FIELDS, None), spec
+def loop_of(block_size: int = 2, response_length: int = T, **changes) -> tuple[Loop, RolloutSpec]:
+    spec = RolloutSpec(response_length=response_length, end_ids=(END,), pad_id=0, **changes)
+    wave = functools.partial(counting_wave, block_size)
+    return Loop((lookup_model(V, 1),), wave, block_size, spec, STUDENT_FIELDS, None), spec
 
 
 def answer(lengths: list[int], heard: list | None = None, **changes):
@@ -43,9 +46,10 @@ def answer(lengths: list[int], heard: list | None = None, **changes):
     return loop((table,), batch, KEY, jnp.float32(0), None if heard is None else heard.append)
 
 
-@pytest.mark.parametrize("slots", [0, 1, 2, 3, 7])
-@pytest.mark.parametrize("refill", [0, 1, 3])
-@pytest.mark.parametrize("waves", [1, 64])
+@pytest.mark.parametrize(
+    ("slots", "refill", "waves"),
+    [(0, 0, 64), (1, 0, 64), (2, 1, 1), (3, 0, 1), (3, 3, 64), (7, 3, 1)],
+)
 def test_every_row_is_answered_once_whatever_the_slots(slots, refill, waves):
     lengths = [5, 1, 2, 16, 9, 3, 40]
     r = answer(lengths, slots=slots, refill_rows=refill, waves_per_call=waves)
@@ -74,6 +78,16 @@ def test_progress_counts_rows_and_tokens():
     assert [p.waves for p in heard] == [1, 2, 3]
     assert {(p.rows_total, p.corrections) for p in heard} == {(3, 0)}
     assert int(r.counters.waves) == 3
+
+
+def test_j12_the_loop_ends_when_the_last_row_does():
+    r = answer([2, 5, 9], block_size=4, response_length=64)
+    assert r.length.tolist() == [2, 5, 9]
+    assert r.finished.all()
+    assert int(r.counters.waves) == 3
+    assert int(r.counters.row_waves) == 1 + 2 + 3
+    for tokens, n in zip(np.asarray(r.tokens), [2, 5, 9], strict=True):
+        assert tokens.tolist() == [*range(1, n), END] + [0] * (64 - n)
 
 
 def test_j12_without_a_row_to_answer_there_is_no_wave():
