@@ -8,7 +8,8 @@ The letters used for shapes everywhere in this package:
     S   cache length (slots)              H   query heads
     K   draft block                       G   key/value heads
     N   prompts of a step                 C   head dimension
-    M   samples a prompt                  *B  any leading axes
+    M   samples a prompt                  W   slots, the rows in generation
+    R   prompts prefilled together        *B  any leading axes
 
 and the names of the paper: ``log_p`` the student, ``log_t`` the teacher, ``log_q`` the bridge
 between them, ``beta`` its interpolation weight, ``epsilon`` the KL budget, ``corrected`` the

@@ -20,6 +20,7 @@ class Measurement(NamedTuple):
     tv: Array  # TV(p, q)
     variance: Array  # Var_q(log q - log p) = dKL / dlog beta
     noise: Array  # what a poor guess of L may have added to the error of kl
+    off: Array  # by how much the guess of L was too low
 
 
 def tilt(
@@ -31,8 +32,8 @@ def tilt(
 ) -> tuple[Float[Array, "*B W"], Float[Array, "*B W"], Float[Array, "*B W"]]:
     """(log_p, log_q, x = log q - log p) of some entries, for 0 < beta <= 1 and a given L(beta).
 
-    x = beta (d - shift) - L keeps its digits where q is close to p; log q as the mean
-    (1 - beta) log_p + beta log_t keeps them where it is not (log_p = -1e4 and beta = 1 - 1e-4).
+    x = beta (d - shift) - L keeps its digits where q is close to p. Elsewhere log q is taken as the
+    mean (1 - beta) log_p + beta log_t, which keeps them (log_p = -1e4 and beta = 1 - 1e-4).
     p = 0 gives (-inf, -inf, 0), T = 0 gives log_q = x = -inf.
     """
     level = beta * (s.max_t - s.max_p - s.shift) - s.log_sum_p - log_norm
@@ -43,7 +44,9 @@ def tilt(
     log_p = u - log_sum_p
     x = beta * ((b - a) - shift) - log_norm
     mean = (1 - beta) * u + beta * (b - max_t) + level
-    log_q = jnp.where(jnp.abs(x) <= _SERIES_RADIUS, log_p + x, mean)
+    near = jnp.abs(x) <= _SERIES_RADIUS
+    log_q = jnp.where(near, log_p + x, mean)
+    x = jnp.where(near, x, mean - log_p)
     absent, excluded = a == -jnp.inf, b == -jnp.inf
     x = jnp.where(absent, 0.0, jnp.where(excluded, -jnp.inf, x))
     log_q = jnp.where(absent | excluded, -jnp.inf, log_q)
@@ -100,6 +103,7 @@ def measure(
         tv=jnp.clip(tv - off * q_above, 0.0, 1.0),
         variance=jnp.maximum(qxx / total - ((phi + m) / total) ** 2, 0.0),  # Σ q x = phi + m
         noise=-2e-6 * gap,
+        off=off,
     )
 
 

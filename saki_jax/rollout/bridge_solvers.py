@@ -23,6 +23,7 @@ _PATIENCE = 16  # passes after which every second one halves the bracket
 # Float32 measures KL to about 1e-5 relative at worst. A point is feasible up to 1e-5 below epsilon,
 # a row is done within 5e-5 of it, and the middle is aimed at.
 _FEASIBLE, _AIM, _DONE = 1 - 1e-5, 1 - 3e-5, 1 - 5e-5
+_BLUR = 3e-4  # error of L that the reported TV may carry, relative to it
 _CURVE_NOISE = 2e-6  # rounding of the survey's curve, times what its KL is a difference of
 
 
@@ -82,7 +83,7 @@ def _open(s: Survey, epsilon: Array, start: Array, upper: Array, bounded: Array)
     return Search(
         beta=start,
         guess=_guess_norm(s, start, epsilon),
-        lower=Measurement(zero, zero, zero, zero, zero, zero),
+        lower=Measurement(*[zero] * len(Measurement._fields)),
         upper=upper,
         bounded=bounded,
         done=hopeless,
@@ -107,25 +108,31 @@ def _run(search: Search, logits_p, logits_t, s, epsilon, propose: Callable, tile
 def _record(search: Search, point: Measurement, s, epsilon, propose: Callable) -> Search:
     """Enters a measurement into the books and chooses the next beta of the rows not done."""
     live = ~search.done
-    feasible = point.kl + point.noise <= epsilon * _FEASIBLE
-    infeasible = point.kl - point.noise > epsilon * _FEASIBLE
+    # What was certified once stays so when it is measured again.
+    repeated = point.beta == search.lower.beta
+    feasible = repeated | (point.kl + point.noise <= epsilon * _FEASIBLE)
+    infeasible = ~feasible & (point.kl - point.noise > epsilon * _FEASIBLE)
     search = search._replace(
         lower=_choose(live & feasible, point, search.lower),
         upper=jnp.where(live & infeasible, point.beta, search.upper),
         bounded=search.bounded | (live & infeasible),
     )
 
-    # Undecided because the guess of L was poor: measure again, with the L just found.
-    again = ~feasible & ~infeasible
     proposal, satisfied = propose(search, point, s, epsilon)
     # Between neighbouring floats there is nothing left to measure.
     exhausted = (proposal <= search.lower.beta) | (search.bounded & (proposal >= search.upper))
-    ended = satisfied | exhausted | (search.lower.beta >= _top(s))
-    done = search.done | (~again & ended)
-    beta = jnp.where(done, search.beta, jnp.where(again, point.beta, proposal))
+    undecided = ~feasible & ~infeasible
+    ended = ~undecided & (satisfied | exhausted | (search.lower.beta >= _top(s)))
+    # A poor guess of L leaves a feasible KL but a blurred TV: measure the end once more.
+    rounding = 2e-7 * (jnp.abs(search.lower.log_norm) + 0.01)
+    blurred = ~repeated & (jnp.abs(search.lower.off) > _BLUR * search.lower.tv + rounding)
+    again = undecided | (ended & blurred)
+    known = _choose(ended, search.lower, point)
+    beta = jnp.where(again, known.beta, proposal)
+    done = search.done | (ended & ~blurred)
     return search._replace(
-        beta=beta,
-        guess=_extrapolate_norm(s, point, beta),
+        beta=jnp.where(done, search.beta, beta),
+        guess=_extrapolate_norm(s, known, beta),
         done=done,
         used=search.used + live.astype(jnp.int32),
         passes=search.passes + 1,
@@ -213,7 +220,9 @@ def _guess_norm(s: Survey, beta: Array, epsilon: Array) -> Array:
     # beta L' = KL + L, and beta² L'' is about 2 KL.
     taylor = norm + (ratio - 1) * (kl + s.kl_floor + norm) + (ratio - 1) ** 2 * kl
     leftmost = (epsilon - s.kl_floor) - beta * (s.kl_pt - s.kl_floor) - s.kl_floor
-    return _bounded_norm(s, beta, jnp.where(ratio < 0.7, leftmost, taylor))
+    bend = jnp.where(ratio < 0.7, leftmost, taylor)
+    # A bend of the size of rounding is none: p = T must give x = 0 exactly.
+    return _bounded_norm(s, beta, jnp.where(jnp.abs(bend) < 1e-6, 0.0, bend))
 
 
 def _extrapolate_norm(s: Survey, point: Measurement, beta: Array) -> Array:
@@ -227,8 +236,6 @@ def _extrapolate_norm(s: Survey, point: Measurement, beta: Array) -> Array:
 def _bounded_norm(s: Survey, beta: Array, bend: Array) -> Array:
     """L(beta) from its distance to the chord, which convexity makes negative.
 
-    Within 30 of the chord p^(1-beta) T^beta <= max(p, T) cannot overflow. A bend of the size of
-    rounding is none: p = T must give x = 0 exactly.
+    Within 30 of the chord p^(1-beta) T^beta <= max(p, T) cannot overflow.
     """
-    bend = jnp.clip(jnp.where(jnp.isnan(bend), 0.0, bend), -30.0, 0.0)
-    return beta * s.offset + jnp.where(bend > -1e-6, 0.0, bend)
+    return beta * s.offset + jnp.clip(jnp.where(jnp.isnan(bend), 0.0, bend), -30.0, 0.0)

@@ -18,7 +18,7 @@ class Survey(NamedTuple):
     log_sum_p: Array  # log Σ exp(logits_p - max_p): log_p = (logits_p - max_p) - log_sum_p
     max_t: Array
     log_sum_t: Array
-    shift: Array  # logits_t - logits_p at the student's mode: d - shift has no common offset
+    shift: Array  # an ordinary value of d = logits_t - logits_p: d - shift has no common offset
     teacher_mode: Array  # int32, argmax T, the lowest id among equals
     entropy: Array  # H(p)
     nonfinite: Array  # bool: NaN, +inf or nothing but -inf in one of the models
@@ -68,7 +68,9 @@ def survey(logits_p: Float[Array, "*B V"], logits_t: Float[Array, "*B V"], *, ti
     max_p, max_t = (jnp.where(nonfinite, 0.0, m) for m in (sums.max_p, sums.max_t))
     p, t = (jnp.where(nonfinite, 1.0, s) for s in (total, sums.t))
     log_sum_p, log_sum_t = jnp.log(p), jnp.log(t)
-    shift = jnp.where(jnp.isfinite(sums.mode_p_d), sums.mode_p_d, max_t - max_p)
+    # d at the student's mode, unless the teacher all but excludes that token.
+    ordinary = sums.mode_p_d > (max_t - max_p) - _UNDERFLOW
+    shift = jnp.where(ordinary, sums.mode_p_d, max_t - max_p)
 
     beta = jnp.asarray(GRID).reshape((1,) * len(rows) + (-1,))
     chord = (log_sum_t - log_sum_p)[..., None]

@@ -1,14 +1,12 @@
 """The methods of the comparison as rows of one table (METHODS section 4)."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import jax
-from flax import struct
 from jaxtyping import Array, Float
 
-from saki_jax.train import objective, routing
-from saki_jax.train.objective import Clips
+from saki_jax.train import losses, objective, routing
+from saki_jax.train.objective import Objective, Signals
 
 # What generates the responses.
 EXACT_Q = "exact_q"  # the student drafts, the teacher verifies, the coupling realises q
@@ -18,41 +16,6 @@ STUDENT_ONLY = "student_only"  # plain sampling; the teacher only scores afterwa
 NOTHING = "nothing"
 TEACHER_SAMPLE = "teacher_sample"  # a draw from T at corrections, made by the engine
 REFERENCE = "reference"  # log-probabilities of the initial student
-
-# What the token loss is made of.
-ROUTED_SURROGATE = "routed_surrogate"
-
-
-@dataclass(frozen=True)
-class Objective:
-    """The settings of the loss (METHODS section 3).
-
-    Attributes:
-      clips: bounds of the surrogate and of the advantage.
-      advantage_logp: whose log pi(y) enters the advantage: "current", each forward's own,
-        detached, or "rollout", the recorded log p.
-      teacher_mode_coef: factor of -log pi(target) at distilled positions.
-      aggregation: see `objective.token_weights`.
-      extrapolation: lambda of exopd; 1 makes it opd.
-    """
-
-    clips: Clips = field(default_factory=Clips)
-    advantage_logp: str = "current"
-    teacher_mode_coef: float = 1.0
-    aggregation: str = "token_mean"
-    extrapolation: float = 1.25
-
-
-@struct.dataclass
-class Signals:
-    """What an advantage may look at beside log pi(y), aligned like the rollout."""
-
-    log_p: Float[Array, "*A B T"]  # recorded by the rollout
-    log_t: Float[Array, "*A B T"]
-    log_ref: Float[Array, "*A B T"] | None = None  # for methods that need a reference
-
-
-Advantage = Callable[[jax.Array, Signals, Objective], tuple[jax.Array, jax.Array]]
 
 
 def distillation_advantage(
@@ -84,14 +47,14 @@ class Method:
       needs: what the update wants beyond the rollout.
       route: (rollout, key) -> which positions get a teacher token, and which one.
       advantage: (log pi(y), signals, settings) -> (A, clamped) for the other positions.
-      loss: what the token loss is made of.
+      loss: hidden states of a micro-batch -> weighted sum over its tokens.
     """
 
     rollout: str
     needs: str
     route: routing.Route
-    advantage: Advantage
-    loss: str = ROUTED_SURROGATE
+    advantage: losses.Advantage
+    loss: losses.Loss = losses.routed_surrogate
 
 
 K1 = distillation_advantage

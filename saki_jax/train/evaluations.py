@@ -9,7 +9,8 @@ import jax
 from saki_jax.evals.evaluate import Response
 from saki_jax.train.progress import Reporter
 from saki_jax.train.rundir import write_json, write_lines
-from saki_jax.train.setup import Evaluator, Session
+from saki_jax.train.setup import Session
+from saki_jax.train.tasks import Evaluator
 
 Figures = dict[str, Any]
 
@@ -28,7 +29,7 @@ class Evaluations:
 
     def teacher(self, session: Session) -> Figures:
         """The teacher's figures; {} where they are not asked for."""
-        return self._figures(session.evaluate_teacher, session.models.teacher_params, None)
+        return self._figures(session.evaluate_teacher, session.pair.teacher_params, None)
 
     def student(self, session: Session, masters: Any, step: int) -> Figures:
         """The figures of the student alone after `step` steps; {} where there are no problems."""

@@ -9,7 +9,7 @@ from jaxtyping import Array, Int
 
 from saki_jax.models.sharding import constrain
 from saki_jax.rollout.batch import Rollout
-from saki_jax.train.baselines import Signals
+from saki_jax.train.objective import Signals
 from saki_jax.train.routing import Routed
 
 

@@ -58,7 +58,7 @@ def run(config: ConfigDict, workdir: str | Path) -> dict[str, Any]:
             return summary
         session = setup.build(config)
         folder.begin(flat)
-        with jax.set_mesh(session.models.mesh):
+        with jax.set_mesh(session.pair.mesh):
             return _Run(config, session, folder, report).to_the_end(continued)
 
 
@@ -144,7 +144,7 @@ class _Run:
         self.report.begin(f"step {step}")
         rollout = session.rollout(
             session.copy(state.params),
-            session.models.teacher_params,
+            session.pair.teacher_params,
             session.next_prompts(),
             epsilon_at(self.config.epsilon.to_dict(), step) if session.guided else 0.0,
             key,

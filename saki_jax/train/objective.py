@@ -6,7 +6,7 @@ where exp overflows), and the advantage is a constant to differentiation. K1 put
 itself would have no teacher term in its gradient, and K3 would descend another divergence.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,35 @@ class Clips:
     ratio: float = 0.2
     dual: float = 3.0
     log_ratio: float = 20.0
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The settings of the loss (METHODS section 3).
+
+    Attributes:
+      clips: bounds of the surrogate and of the advantage.
+      advantage_logp: whose log pi(y) enters the advantage: "current", each forward's own,
+        detached, or "rollout", the recorded log p.
+      teacher_mode_coef: factor of -log pi(target) at distilled positions.
+      aggregation: see `objective.token_weights`.
+      extrapolation: lambda of exopd; 1 makes it opd.
+    """
+
+    clips: Clips = field(default_factory=Clips)
+    advantage_logp: str = "current"
+    teacher_mode_coef: float = 1.0
+    aggregation: str = "token_mean"
+    extrapolation: float = 1.25
+
+
+@struct.dataclass
+class Signals:
+    """What an advantage may look at beside log pi(y), aligned like the rollout."""
+
+    log_p: Float[Array, "*A B T"]  # recorded by the rollout
+    log_t: Float[Array, "*A B T"]
+    log_ref: Float[Array, "*A B T"] | None = None  # for methods that need a reference
 
 
 @struct.dataclass

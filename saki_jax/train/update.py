@@ -7,84 +7,24 @@ The sum over the tokens of the whole batch is divided once, so loss and gradient
 every cut into micro-batches and every number of devices (METHODS section 3).
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool
 
 from saki_jax.models.lm import LanguageModel
-from saki_jax.models.token_logprobs import token_logprobs
 from saki_jax.rollout.batch import Rollout
-from saki_jax.train.baselines import Method, Objective, Signals
+from saki_jax.train.baselines import Method
 from saki_jax.train.examples import Examples, bucket_widths, cut, narrowed, sequences
-from saki_jax.train.objective import masked_nll, masked_sum, surrogate, token_weights
+from saki_jax.train.losses import Stats, response_hidden
+from saki_jax.train.objective import Objective, Signals, masked_sum, token_weights
 from saki_jax.train.state import TrainState, compute_copy
 
-Stats = dict[str, jax.Array]
 Update = Callable[..., tuple[TrainState, Stats]]
-
-
-def response_logprobs(
-    student: LanguageModel, params: Any, examples: Examples, *, chunk: int
-) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-    """(log pi(y), log pi(target)) [B, T] in one pass over the vocabulary; junk where not valid.
-
-    Response position t of a row is predicted at sequence position prompt_length - 1 + t, whatever
-    the padding. Ids outside the vocabulary in masked slots are harmless.
-    """
-    hidden, _ = student.forward(params, examples.sequence, None, None)
-    valid = examples.routed.valid
-    at = examples.prompt_length[:, None] - 1 + jnp.arange(valid.shape[1])[None, :]
-    at = jnp.clip(at, 0, hidden.shape[1] - 1)
-    hidden = jnp.take_along_axis(hidden, at[:, :, None], axis=1)  # [B, T, D]
-    # Masked before the head: what padding computed reaches neither value nor gradient.
-    hidden = jnp.where(valid[:, :, None], hidden, 0)
-    targets = jnp.stack([examples.tokens, examples.routed.target], axis=-1)
-    targets = jnp.where(valid[:, :, None], targets, 0)
-    log_pi, _ = token_logprobs(lambda h: student.logits(params, h), hidden, targets, chunk=chunk)
-    return log_pi[..., 0], log_pi[..., 1]
-
-
-def routed_surrogate(
-    log_pi: Float[Array, "B T"],
-    log_pi_target: Float[Array, "B T"],
-    examples: Examples,
-    weights: Float[Array, "B T"],
-    method: Method,
-    objective: Objective,
-) -> tuple[Float[Array, ""], Stats]:
-    """Σ weights * token loss, and sums of what is reported.
-
-    Each valid position has exactly one loss: the surrogate, or -log pi(target) where the route
-    distils.
-    """
-    routed, signals = examples.routed, examples.signals
-    free = routed.valid & ~routed.distilled
-    own = signals.log_p if objective.advantage_logp == "rollout" else log_pi
-    advantage, clamped = method.advantage(own, signals, objective)
-    terms = surrogate(log_pi, signals.log_p, advantage, free, objective.clips)
-    nll = masked_nll(log_pi_target, routed.distilled)
-    loss_surrogate = (weights * terms.loss).sum()
-    loss_teacher_mode = objective.teacher_mode_coef * (weights * nll).sum()
-    gap = jnp.where(routed.valid, jnp.abs(log_pi - signals.log_p), 0.0)
-    stats = {
-        "loss_surrogate": loss_surrogate,
-        "loss_teacher_mode": loss_teacher_mode,
-        "surrogate_tokens": masked_sum(free, free),
-        "teacher_mode_tokens": masked_sum(routed.distilled, routed.distilled),
-        "teacher_mode_nll": nll.sum(),
-        "advantage": masked_sum(advantage, free),
-        "advantage_clamped": masked_sum(clamped, free),
-        "ratio_clipped": masked_sum(terms.ratio_clipped, free),
-        "dual_clipped": masked_sum(terms.dual_clipped, free),
-        "log_ratio_clamped": masked_sum(terms.log_ratio_clamped, free),
-        "log_p_gap": gap.sum(),
-        "log_p_gap_max": gap.max(),
-    }
-    return loss_surrogate + loss_teacher_mode, jax.lax.stop_gradient(stats)
 
 
 def make_update(
@@ -138,8 +78,16 @@ def make_update(
         widths = bucket_widths(rows.tokens.shape[1], length_buckets)
 
         def token_sum(params: Any, micro: Examples, weights: jax.Array):
-            log_pi, log_pi_target = response_logprobs(student, params, micro, chunk=chunk)
-            return routed_surrogate(log_pi, log_pi_target, micro, weights, method, objective)
+            hidden, _ = student.forward(params, micro.sequence, None, None)
+            return method.loss(
+                functools.partial(student.logits, params),
+                response_hidden(hidden, micro),
+                micro,
+                weights,
+                method.advantage,
+                objective,
+                chunk,
+            )
 
         def at_width(width: int) -> Callable:
             def run(micro: Examples, weights: jax.Array):

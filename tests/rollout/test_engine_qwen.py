@@ -1,6 +1,7 @@
 """The engine on tiny Qwen3 models in float32: numerics that are not exact, real caches."""
 
 import dataclasses
+import functools
 from functools import cache
 
 import jax
@@ -14,10 +15,12 @@ from saki_jax.models.sharding import make_mesh, param_shardings
 from saki_jax.rollout.engine import make_guided, make_rollout
 from saki_jax.rollout.generate import make_generate
 from saki_jax.rollout.keys import Purpose, step_key
+from saki_jax.rollout.loop import Loop
+from saki_jax.rollout.resident import GUIDED_FIELDS, allocate
 from saki_jax.rollout.score import join
 from saki_jax.rollout.slots import Block, Slots, commit
 from saki_jax.rollout.spec import RolloutSpec
-from saki_jax.rollout.wave import draft, verify
+from saki_jax.rollout.wave import draft, guided_wave, verify
 from toy_engines import assert_same
 from toys import prompts_of, responses, with_poisoned_cache
 
@@ -163,6 +166,25 @@ def test_j13_in_bfloat16_the_records_still_belong_to_one_computation():
     assert corrected.any()
     assert (np.asarray(r.log_q)[corrected] > np.asarray(r.log_p)[corrected]).all()
     assert (np.asarray(r.kl) <= EPSILON * (1 + 1e-5)).all()
+
+
+@pytest.mark.slow
+def test_the_caches_are_donated_and_written_in_place():
+    """The compiled call reuses its argument's memory, and no instruction copies a cache."""
+    wave = functools.partial(guided_wave, MODEL, MODEL, spec())
+    fields = {name: GUIDED_FIELDS[name] for name in GUIDED_FIELDS if name != "teacher_sample"}
+    loop = Loop((MODEL, MODEL), wave, 4, spec(slots=24), fields, None)
+    prompts = batch(48)
+    state = allocate((MODEL, MODEL), spec(), fields, prompts, 24)
+    jitted = loop._compiled(state)
+    compiled = jitted.lower(state, pair(), prompts, jnp.int32(48), KEY, jnp.float32(0.1)).compile()
+    caches = jax.tree.leaves(state.caches)
+    assert compiled.memory_analysis().alias_size_in_bytes >= sum(x.nbytes for x in caches)
+    shape = ",".join(map(str, caches[0].shape))
+    text = compiled.as_text()
+    assert f"f32[{shape}]" in text
+    copies = [line for line in text.splitlines() if f"f32[{shape}]" in line and " copy(" in line]
+    assert not copies
 
 
 # --- on several devices ---------------------------------------------------------------------------

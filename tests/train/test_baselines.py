@@ -8,7 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from saki_jax.train.baselines import METHODS, STUDENT_ONLY, Objective
+from saki_jax.train.baselines import METHODS, STUDENT_ONLY
+from saki_jax.train.objective import Objective
 from saki_jax.train.state import init_state
 from saki_jax.train.update import make_update
 from train_toys import KEY, bigram, make_rollout

@@ -32,12 +32,12 @@ def three_steps(data, fsdp, tensor):
     validate(config)
     session = setup.build(config)
     found = []
-    with jax.set_mesh(session.models.mesh):
+    with jax.set_mesh(session.pair.mesh):
         state = session.initial()
         for step in (1, 2, 3):
             rollout = session.rollout(
                 session.copy(state.params),
-                session.models.teacher_params,
+                session.pair.teacher_params,
                 session.next_prompts(),
                 epsilon_at(config.epsilon.to_dict(), step),
                 step_key(config.seed, step),

@@ -12,7 +12,8 @@ from saki_jax.rollout import engine
 from saki_jax.rollout.batch import Prompts, num_valid
 from saki_jax.rollout.keys import step_key
 from saki_jax.rollout.spec import RolloutSpec
-from saki_jax.train.baselines import METHODS, Objective
+from saki_jax.train.baselines import METHODS
+from saki_jax.train.objective import Objective
 from saki_jax.train.state import init_state
 from saki_jax.train.update import make_update, sequences
 from tokenizer_kit import save_words

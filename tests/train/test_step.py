@@ -15,8 +15,9 @@ from saki_jax.models import hf
 from saki_jax.models.token_logprobs import token_logprobs
 from saki_jax.rollout.keys import step_key
 from saki_jax.train import setup
-from saki_jax.train.baselines import METHODS, Objective
+from saki_jax.train.baselines import METHODS
 from saki_jax.train.config import ConfigError
+from saki_jax.train.objective import Objective
 from saki_jax.train.state import init_state
 from saki_jax.train.update import make_update, sequences
 from train_runs import small_config
@@ -37,14 +38,14 @@ def session(config):
 
 @pytest.fixture(scope="module")
 def params(config, session):
-    return hf.load(config.student, mesh=session.models.mesh)[1]
+    return hf.load(config.student, mesh=session.pair.mesh)[1]
 
 
 def roll(session, params, epsilon=EPSILON, step=1):
     batch = session.batches.at(step)
     session.batches.set_state(session.batches.get_state() | {"next_step": step})
     rollout = session.rollout(
-        params, session.models.teacher_params, session.next_prompts(), epsilon, step_key(0, step)
+        params, session.pair.teacher_params, session.next_prompts(), epsilon, step_key(0, step)
     )
     assert rollout.tokens.shape[0] == 2 * len(batch.length)
     return session.lay_out(rollout)
@@ -71,7 +72,7 @@ def sgd_update(student, micro_batch=0):
 
 def updated(session, params, rollout, **options):
     """(state, stats) after one step of SGD with rate 1."""
-    update = sgd_update(session.models.student, **options)
+    update = sgd_update(session.pair.student, **options)
     return update(init_state(params, SGD), rollout, step_key(0, 1))
 
 
@@ -98,8 +99,8 @@ def test_r02_in_bfloat16_the_gap_is_small_and_reported(checkpoints):
 
 def test_r03_two_training_forwards_are_equal_to_the_bit(session, params):
     rollout = roll(session, params)
-    first = fresh_logprobs(session.models.student, params, rollout)
-    np.testing.assert_array_equal(first, fresh_logprobs(session.models.student, params, rollout))
+    first = fresh_logprobs(session.pair.student, params, rollout)
+    np.testing.assert_array_equal(first, fresh_logprobs(session.pair.student, params, rollout))
 
 
 def test_r03_dropout_in_the_checkpoint_has_no_effect(checkpoints, tmp_path, session, params):
@@ -107,27 +108,27 @@ def test_r03_dropout_in_the_checkpoint_has_no_effect(checkpoints, tmp_path, sess
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"attention_dropout": 0.1}))
     config, loaded = hf.load(folder)
-    assert config == session.models.student_config
+    assert config == session.pair.student_config
     jax.tree.map(np.testing.assert_array_equal, loaded, params)
 
 
 @pytest.mark.parametrize("epsilon", [EPSILON, 0.0])
 def test_r16_teacher_logprobs_are_those_of_a_direct_forward(session, params, epsilon):
     rollout = roll(session, params, epsilon)
-    direct = fresh_logprobs(session.models.teacher, session.models.teacher_params, rollout)
+    direct = fresh_logprobs(session.pair.teacher, session.pair.teacher_params, rollout)
     assert gap(direct, rollout.log_t, rollout) <= 1e-4
 
 
 def test_r17_nothing_of_the_old_weights_survives_an_update(session, params):
-    teacher = jax.device_get(session.models.teacher_params)
+    teacher = jax.device_get(session.pair.teacher_params)
     state, _ = updated(session, params, roll(session, params))
     new_params = session.copy(state.params)
     new = roll(session, new_params)
-    fresh = fresh_logprobs(session.models.student, new_params, new)
+    fresh = fresh_logprobs(session.pair.student, new_params, new)
     assert gap(fresh, new.log_p, new) <= 1e-4
-    stale = fresh_logprobs(session.models.student, params, new)
+    stale = fresh_logprobs(session.pair.student, params, new)
     assert gap(stale, new.log_p, new) > 0.1
-    jax.tree.map(np.testing.assert_array_equal, teacher, session.models.teacher_params)
+    jax.tree.map(np.testing.assert_array_equal, teacher, session.pair.teacher_params)
 
 
 def test_r21_evaluation_depends_on_weights_and_its_own_seed_only(checkpoints, session, params):

@@ -9,11 +9,13 @@ import optax
 import pytest
 
 from saki_jax.models.sharding import batch_sharding, make_mesh
-from saki_jax.train.baselines import METHODS, Objective, Signals
+from saki_jax.train.baselines import METHODS
 from saki_jax.train.examples import Examples, bucket_widths, cut, narrowed, sequences
+from saki_jax.train.losses import response_hidden, response_logprobs
+from saki_jax.train.objective import Objective, Signals
 from saki_jax.train.optimizer import make_optimizer
 from saki_jax.train.state import init_state, make_rollout_copy
-from saki_jax.train.update import make_update, response_logprobs
+from saki_jax.train.update import make_update
 from train_toys import KEY, bigram, make_rollout, two_way
 
 V = 8
@@ -255,7 +257,9 @@ def test_r14_masks_and_logprobs_are_aligned():
     params = {"table": jnp.asarray(table)}
     rollout = make_rollout([[1, 2, 3], [3]], [[4, 5], [4]], pad=6)
     examples = examples_of(rollout)
-    log_pi, _ = response_logprobs(BIGRAM, params, examples, chunk=512)
+    hidden, _ = BIGRAM.forward(params, examples.sequence, None, None)
+    head = functools.partial(BIGRAM.logits, params)
+    log_pi, _ = response_logprobs(head, response_hidden(hidden, examples), examples, chunk=512)
     np.testing.assert_allclose(log_pi[0], [-2.07944, -0.69315], atol=1e-5)
     np.testing.assert_allclose(log_pi[1, 0], -2.07944, atol=1e-5)
     assert rollout.valid.sum() == 3
