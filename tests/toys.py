@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from saki_jax.models.lm import LanguageModel
+from saki_jax.models.segments import segment_starts
 from saki_jax.rollout.batch import Prompts
 
 PERIOD = 2  # the table depends on position % PERIOD, as RoPE depends on the position
@@ -59,20 +60,22 @@ def lookup_model(vocab_size: int, order: int = 2) -> LanguageModel:
     def write(row: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
         return row.at[start + jnp.arange(new.shape[0])].set(new, mode="drop")
 
-    def forward(params, tokens, start, cache):
+    def forward(params, tokens, start, cache, segment_ids=None):
         del params
         rows, new = tokens.shape
         cached = cache is not None
         if not cached:
             start = jnp.zeros((rows,), jnp.int32)
             cache = init_cache(rows, new)
-        position = start[:, None] + jnp.arange(new)[None, :]  # [B, J]
+        own_slot = start[:, None] + jnp.arange(new)[None, :]  # [B, J]
+        first = _first_slot(tokens, segment_ids)
+        position = own_slot - first
         cache = {
             "key": jax.vmap(write)(cache["key"], position.astype(jnp.float32), start),
             "value": jax.vmap(write)(cache["value"], tokens.astype(jnp.float32), start),
         }
         slot = jnp.arange(cache["key"].shape[1])[None, None, :]
-        visible = slot <= position[:, :, None]  # [B, J, S]
+        visible = (first[:, :, None] <= slot) & (slot <= own_slot[:, :, None])  # [B, J, S]
         index = position % PERIOD
         for lag in range(order):
             match = cache["key"][:, None, :] == (position[:, :, None] - lag).astype(jnp.float32)
@@ -97,17 +100,23 @@ def scripted_model(vocab_size: int) -> LanguageModel:
     the cache of `lookup_model`, so that rows keep their own positions.
     """
 
-    def forward(params, tokens, start, cache):
+    def forward(params, tokens, start, cache, segment_ids=None):
         del params
         if cache is None:
             start = jnp.zeros((tokens.shape[0],), jnp.int32)
         position = start[:, None] + jnp.arange(tokens.shape[1])[None, :]
+        position = position - _first_slot(tokens, segment_ids)
         return position[:, :, None].astype(jnp.float32), cache
 
     def logits(params, hidden):
         return params[jnp.clip(hidden[..., 0].astype(jnp.int32), 0, params.shape[0] - 1)]
 
     return LanguageModel(vocab_size, lookup_model(vocab_size).init_cache, forward, logits)
+
+
+def _first_slot(tokens: jax.Array, segment_ids: jax.Array | None) -> jax.Array:
+    """Where each token's sequence begins in its row, [B, J]."""
+    return jnp.zeros_like(tokens) if segment_ids is None else segment_starts(segment_ids)
 
 
 def point_logits(token: int, vocab_size: int, height: float = 60.0) -> np.ndarray:
@@ -142,8 +151,10 @@ def with_poisoned_cache(model: LanguageModel, value: float = 3e4) -> LanguageMod
             poisoned.append(jnp.where(stale, jnp.nan if i % 2 == 0 else value, leaf))
         return jax.tree.unflatten(tree, poisoned)
 
-    def forward(params, tokens, start, cache):
-        return model.forward(params, tokens, start, None if cache is None else poison(cache, start))
+    def forward(params, tokens, start, cache, segment_ids=None):
+        if cache is not None:
+            cache = poison(cache, start)
+        return model.forward(params, tokens, start, cache, segment_ids)
 
     return LanguageModel(model.vocab_size, model.init_cache, forward, model.logits)
 

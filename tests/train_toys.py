@@ -11,7 +11,7 @@ from saki_jax.rollout.batch import Counters, Prompts, Rollout
 def bigram(vocab_size: int) -> LanguageModel:
     """A model whose next-token logits are a row of ``params["table"]`` [V, V]."""
 
-    def forward(params, tokens, start, cache):
+    def forward(params, tokens, start, cache, segment_ids=None):
         assert start is None
         assert cache is None
         return params["table"][tokens], None
@@ -24,7 +24,7 @@ def two_way(features: np.ndarray) -> LanguageModel:
     half the feature of the token before.
     """
 
-    def forward(params, tokens, start, cache):
+    def forward(params, tokens, start, cache, segment_ids=None):
         return jnp.asarray(features, jnp.float32)[tokens], None
 
     def logits(params, hidden):

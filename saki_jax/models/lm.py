@@ -20,9 +20,12 @@ class LanguageModel:
     Attributes:
       vocab_size: V, the number of rows of the head.
       init_cache: ``(B, S) -> cache`` with S slots a row.
-      forward: ``(params, tokens [B, J], start [B], cache) -> (hidden [B, J, D], cache)``. With
-        ``cache=None`` (then ``start`` is ignored and may be None) the whole sequences are given
-        and the second result is None.
+      forward: ``(params, tokens [B, J], start [B], cache, segment_ids=None) -> (hidden [B, J, D],
+        cache)``. With ``cache=None`` (then ``start`` is ignored and may be None) the whole
+        sequences are given and the second result is None. Then ``segment_ids`` int [B, J] may say
+        that several sequences lie one behind the other in a row, each a run of one id: a token
+        sees its own sequence alone, and positions count from 0 in each. The id 0 is padding,
+        whose result means nothing.
       logits: ``(params, hidden [*B, D]) -> [*B, V]`` in float32, whatever the compute dtype.
     """
 

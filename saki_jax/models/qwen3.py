@@ -13,6 +13,7 @@ from saki_jax.models.layers import Block, Embedding, Linear, RMSNorm
 from saki_jax.models.lm import LanguageModel, Params
 from saki_jax.models.parameters import flat_variables, lookup, nest
 from saki_jax.models.rotary import rotary_tables
+from saki_jax.models.segments import segment_starts
 from saki_jax.models.sharding import param_shardings
 
 
@@ -51,16 +52,21 @@ class Qwen3(nnx.Module):
             else Linear(shape, ("embed", "vocab"), config.initializer_range, rngs)
         )
 
-    def __call__(self, tokens, start=None, cache=None):
+    def __call__(self, tokens, start=None, cache=None, segment_ids=None):
         """Hidden states after the last norm, [B, J, D]; see `LanguageModel.forward`."""
+        if cache is not None and segment_ids is not None:
+            raise ValueError("segment_ids go with whole sequences; given was a cache as well")
         offsets = jnp.arange(tokens.shape[1])[None, :]
+        first = jnp.zeros_like(offsets) if segment_ids is None else segment_starts(segment_ids)
         if cache is None:
-            positions, slots = offsets, tokens.shape[1]
+            last, slots = offsets, tokens.shape[1]
         else:
-            positions, slots = start[:, None] + offsets, cache[0][0].shape[1]
-        # A token sees the slots up to its own position; later ones hold what was rolled back.
-        visible = jnp.arange(slots)[None, None, :] <= positions[:, :, None]
-        rotation = rotary_tables(positions, self.config.head_dim, self.config.rope_theta)
+            last, slots = start[:, None] + offsets, cache[0][0].shape[1]
+        # A token sees the slots from the start of its segment up to its own; later ones hold what
+        # was rolled back.
+        slot = jnp.arange(slots)[None, None, :]
+        visible = (first[:, :, None] <= slot) & (slot <= last[:, :, None])
+        rotation = rotary_tables(last - first, self.config.head_dim, self.config.rope_theta)
         x = self.embed_tokens(tokens, self.compute_dtype)
         if cache is None:
             for block in self.layers:
@@ -134,8 +140,8 @@ def _language_model(config: Qwen3Config, compute_dtype: jnp.dtype, remat: bool) 
     def init_cache(rows: int, slots: int):
         return caches.init_cache(config, rows, slots, caches.cache_dtype(compute_dtype))
 
-    def forward(params, tokens, start, cache):
-        return bind(params)(tokens, start, cache)
+    def forward(params, tokens, start, cache, segment_ids=None):
+        return bind(params)(tokens, start, cache, segment_ids)
 
     def logits(params, hidden):
         return bind(params).logits(hidden)

@@ -20,6 +20,7 @@ from saki_jax.models.config import PRESETS as MODELS
 from saki_jax.models.config import Qwen3Config
 from saki_jax.models.lm import LanguageModel
 from saki_jax.models.qwen3 import default_compute_dtype, init_params, language_model
+from saki_jax.models.segments import segment_starts
 from saki_jax.rollout.batch import Prompts
 from saki_jax.rollout.spec import RolloutSpec
 
@@ -160,15 +161,18 @@ def impose_lengths(model: LanguageModel, prompts: Prompts, lengths: np.ndarray) 
     def init_cache(rows: int, slots: int):
         return model.init_cache(rows, slots), jnp.zeros((rows, 1), jnp.int32)
 
-    def forward(params, tokens, start, cache):
+    def forward(params, tokens, start, cache, segment_ids=None):
+        position = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
         if cache is None:
-            hidden, inner = model.forward(params, tokens, start, None)
-            start, row, whole = jnp.zeros(tokens.shape[0], jnp.int32), tokens[:, :1], None
+            hidden, _ = model.forward(params, tokens, start, None, segment_ids)
+            first = jnp.zeros_like(tokens) if segment_ids is None else segment_starts(segment_ids)
+            row, whole = jnp.take_along_axis(tokens, first, axis=1), None
+            position = position - first
         else:
             hidden, inner = model.forward(params, tokens, start, cache[0])
             row = jnp.where(start[:, None] == 0, tokens[:, :1], cache[1])
             whole = (inner, row)
-        position = start[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
+            position = start[:, None] + position
         ends = position >= last.at[row].get(mode="clip")
         return jnp.concatenate([hidden, ends[:, :, None].astype(hidden.dtype)], axis=-1), whole
 

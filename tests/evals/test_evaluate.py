@@ -176,9 +176,9 @@ def seen_by(model: LanguageModel) -> tuple[LanguageModel, list[np.ndarray]]:
     """The model, and a list of all token arrays that its forward is given; not for jit."""
     seen: list[np.ndarray] = []
 
-    def forward(params, tokens, start, cache):
+    def forward(params, tokens, start, cache, segment_ids=None):
         seen.append(np.asarray(tokens))
-        return model.forward(params, tokens, start, cache)
+        return model.forward(params, tokens, start, cache, segment_ids)
 
     return dataclasses.replace(model, forward=forward), seen
 

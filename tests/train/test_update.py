@@ -240,12 +240,14 @@ def test_r13_the_end_token_is_trained_and_nothing_behind_it():
 
 
 def examples_of(rollout):
+    routed = METHODS["saki"].route(rollout, KEY)
     return Examples(
         sequence=sequences(rollout),
         prompt_length=rollout.prompts.length,
         tokens=rollout.tokens,
-        routed=METHODS["saki"].route(rollout, KEY),
+        routed=routed,
         signals=Signals(log_p=rollout.log_p, log_t=rollout.log_t),
+        weights=routed.valid.astype(jnp.float32),
     )
 
 
@@ -364,9 +366,9 @@ def test_j05_one_trace_whatever_the_rows_look_like():
     traces = []
     model = BIGRAM
 
-    def forward(params, tokens, start, cache):
+    def forward(params, tokens, start, cache, segment_ids=None):
         traces.append(tokens.shape)
-        return model.forward(params, tokens, start, cache)
+        return model.forward(params, tokens, start, cache, segment_ids)
 
     optimizer = optax.sgd(1.0)
     student = type(model)(V, model.init_cache, forward, model.logits)
