@@ -1,8 +1,10 @@
 """The methods of the comparison as rows of one table (METHODS section 4)."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
+from flax import struct
 from jaxtyping import Array, Float
 
 from saki_jax.train import losses, objective, routing
@@ -16,6 +18,15 @@ STUDENT_ONLY = "student_only"  # plain sampling; the teacher only scores afterwa
 NOTHING = "nothing"
 TEACHER_SAMPLE = "teacher_sample"  # a draw from T at corrections, made by the engine
 REFERENCE = "reference"  # log-probabilities of the initial student
+
+
+@struct.dataclass
+class Extras:
+    """What an update is given beyond the rollout; None where the method does not need it."""
+
+    log_ref: Float[Array, "B T"] | None = None  # log-probabilities of the initial student
+    reward: Float[Array, "B T"] | None = None  # advantage from rewards, one value a row
+    teacher_params: Any = None  # for a loss over the teacher's distributions
 
 
 def distillation_advantage(

@@ -80,6 +80,7 @@ def default_config() -> ConfigDict:
     config.objective = objective = ConfigDict()  # METHODS section 3
     objective.advantage_logp = "current"  # current: the trainer's log pi, detached; or rollout
     objective.aggregation = "token_mean"  # token_mean, seq_mean, micro_batch_mean
+    objective.micro_batch_rows = 8  # rows of the micro-batches that micro_batch_mean emulates
     objective.teacher_mode_coef = 1.0  # factor of -log pi(teacher mode) at corrections
     objective.extrapolation = 1.25  # exopd: lambda; 1 is opd
     objective.k1_clip = 10.0  # |log pi - log T| before it becomes an advantage
@@ -164,6 +165,7 @@ def validate(config: ConfigDict) -> None:
             "rollout.refill_rows": 0,
             "rollout.waves_per_call": 1,
             "rollout.score_tokens": 1,
+            "objective.micro_batch_rows": 1,
             "objective.teacher_mode_coef": 0,
             "objective.ratio_clip": 0,
             "objective.dual_clip": 1,

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from saki_jax.models.sharding import constrain
 from saki_jax.rollout.batch import Rollout
@@ -26,6 +26,7 @@ class Examples:
     tokens: Int[Array, "*A B T"]
     routed: Routed
     signals: Signals
+    weights: Float[Array, "*A B T"]  # of each token in the loss, 0 where not valid
 
 
 def sequences(rollout: Rollout) -> Int[Array, "B S"]:
@@ -99,4 +100,5 @@ def narrowed(micro: Examples, width: int) -> Examples:
         tokens=first(micro.tokens),
         routed=first(micro.routed),
         signals=first(micro.signals),
+        weights=first(micro.weights),
     )

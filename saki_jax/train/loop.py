@@ -125,8 +125,7 @@ class _Run:
         with timed(seconds, "rollout"):
             rollout = self.rollout(state, step, key)
         with timed(seconds, "update"):
-            log_ref = self.session.reference(rollout) if self.session.reference else None
-            update = self.session.update(state, rollout, key, log_ref)
+            update = self.session.update(state, rollout, key, self.session.extras(rollout))
             state, stats = jax.block_until_ready(update)
         record = step_record(step, rollout, stats, state, seconds)
         if record["skipped_in_row"] >= self.config.trainer.max_skips_in_row:

@@ -12,10 +12,10 @@ import numpy as np
 from tensorboardX import SummaryWriter
 
 from saki_jax.rollout.batch import Rollout
-from saki_jax.train.losses import Stats
 from saki_jax.train.objective import masked_mean
 from saki_jax.train.rundir import as_json
 from saki_jax.train.state import TrainState
+from saki_jax.train.update import Stats
 
 
 @jax.jit

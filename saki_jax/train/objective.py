@@ -42,7 +42,7 @@ class Objective:
       advantage_logp: whose log pi(y) enters the advantage: "current", each forward's own,
         detached, or "rollout", the recorded log p.
       teacher_mode_coef: factor of -log pi(target) at distilled positions.
-      aggregation: see `objective.token_weights`.
+      aggregation, micro_batch_rows: see `objective.token_weights`.
       extrapolation: lambda of exopd; 1 makes it opd.
     """
 
@@ -50,6 +50,7 @@ class Objective:
     advantage_logp: str = "current"
     teacher_mode_coef: float = 1.0
     aggregation: str = "token_mean"
+    micro_batch_rows: int = 8
     extrapolation: float = 1.25
 
 
@@ -60,6 +61,7 @@ class Signals:
     log_p: Float[Array, "*A B T"]  # recorded by the rollout
     log_t: Float[Array, "*A B T"]
     log_ref: Float[Array, "*A B T"] | None = None  # for methods that need a reference
+    reward: Float[Array, "*A B T"] | None = None  # advantage from rewards, one value a row
 
 
 @struct.dataclass
@@ -150,24 +152,26 @@ def masked_mean(values: Shaped[Array, "*B"], mask: Bool[Array, "*B"]) -> Float[A
 
 
 def token_weights(
-    aggregation: str, valid: Bool[Array, "A M T"]
-) -> tuple[Float[Array, "A M T"], Float[Array, ""]]:
+    aggregation: str, valid: Bool[Array, "B T"], micro_batch_rows: int
+) -> tuple[Float[Array, "B T"], Float[Array, ""]]:
     """(weights, denominator) with loss = Σ weights * token loss / denominator.
-
-    `valid` holds A micro-batches of M rows. All sums run over the whole batch, so that the loss
-    does not depend on how it is cut, except where that is the point:
 
       token_mean: every valid token counts alike; denominator N_valid (the paper's).
       seq_mean: every row with a valid token counts alike.
       micro_batch_mean: emulates older code that divides each micro-batch by its own token count
-        and then averages; it depends on the cut.
+        and averages the quotients. Its micro-batches are `micro_batch_rows` consecutive rows of
+        the rollout, whatever passes the trainer itself makes of them.
 
-    An empty batch has denominator 0: the caller skips the step.
+    All sums run over the whole batch, so that no result depends on how the trainer cuts or packs
+    it. An empty batch has denominator 0: the caller skips the step.
     """
     ones = valid.astype(jnp.float32)
     if aggregation == "token_mean":
         return ones, ones.sum()
-    axes = {"seq_mean": (2,), "micro_batch_mean": (1, 2)}[aggregation]
-    groups = ones.sum(axes, keepdims=True)
-    weights = ones / jnp.maximum(groups, 1.0)
-    return weights, (groups > 0).sum().astype(jnp.float32)
+    rows = {"seq_mean": 1, "micro_batch_mean": micro_batch_rows}[aggregation]
+    groups = -(-valid.shape[0] // rows)
+    tokens = jnp.pad(ones.sum(axis=1), (0, groups * rows - valid.shape[0]))
+    tokens = tokens.reshape(groups, rows).sum(axis=1)
+    of_row = jnp.repeat(tokens, rows)[: valid.shape[0]]
+    weights = ones / jnp.maximum(of_row, 1.0)[:, None]
+    return weights, (tokens > 0).sum().astype(jnp.float32)

@@ -16,7 +16,7 @@ from saki_jax.rollout.batch import Prompts, Rollout
 from saki_jax.rollout.engine import make_rollout
 from saki_jax.rollout.score import make_score
 from saki_jax.rollout.spec import RolloutSpec
-from saki_jax.train.baselines import METHODS, REFERENCE, STUDENT_ONLY, TEACHER_SAMPLE
+from saki_jax.train.baselines import METHODS, REFERENCE, STUDENT_ONLY, TEACHER_SAMPLE, Extras
 from saki_jax.train.config import ConfigError
 from saki_jax.train.objective import Clips, Objective
 from saki_jax.train.optimizer import make_optimizer
@@ -36,9 +36,8 @@ class Session:
       samples: M responses a prompt.
       guided: False for methods whose rollout is the student's own.
       rollout: (student weights, teacher weights, prompts, epsilon, key, on_progress) -> Rollout.
-      update: (state, rollout, key, log_ref) -> (state, stats); donates the state.
-      reference: rollout -> log-probabilities of the initial student [B, T]; None where the method
-        needs none.
+      update: (state, rollout, key, extras) -> (state, stats); donates the state.
+      extras: rollout -> what the update needs beyond it.
       copy: masters -> weights for rollout and evaluation.
       initial: () -> the state of step 0.
       template: shapes, dtypes and shardings of the state.
@@ -51,7 +50,7 @@ class Session:
     guided: bool
     rollout: Callable[..., Rollout]
     update: Update
-    reference: Callable[[Rollout], jax.Array] | None
+    extras: Callable[[Rollout], Extras]
     copy: Callable[[Any], Any]
     initial: Callable[[], TrainState]
     template: TrainState
@@ -119,7 +118,7 @@ def build(config: ConfigDict) -> Session:
             compute_dtype=pair.dtype,
             shardings=shardings,
         ),
-        reference=_reference(config, pair, spec) if method.needs == REFERENCE else None,
+        extras=_extras(config, pair, spec),
         copy=make_rollout_copy(pair.dtype, shardings.params),
         initial=initial,
         template=jax.tree.map(
@@ -156,11 +155,13 @@ def _spec(config: ConfigDict, pair: Pair) -> RolloutSpec:
     )
 
 
-def _reference(config: ConfigDict, pair: Pair, spec: RolloutSpec) -> Callable[[Rollout], jax.Array]:
-    """Log-probabilities that the initial student gives to the committed tokens."""
+def _extras(config: ConfigDict, pair: Pair, spec: RolloutSpec) -> Callable[[Rollout], Extras]:
+    """Makes what the method needs beyond a rollout."""
+    if METHODS[config.method].needs != REFERENCE:
+        return lambda rollout: Extras()
     _, params = hf.load(config.student, dtype=pair.dtype, mesh=pair.mesh)
     score = make_score(pair.student, spec, pair.mesh)
-    return lambda rollout: score(params, rollout).log_t
+    return lambda rollout: Extras(log_ref=score(params, rollout).log_t)
 
 
 def _objective(config: ConfigDict) -> Objective:
@@ -175,5 +176,6 @@ def _objective(config: ConfigDict) -> Objective:
         advantage_logp=settings.advantage_logp,
         teacher_mode_coef=settings.teacher_mode_coef,
         aggregation=settings.aggregation,
+        micro_batch_rows=settings.micro_batch_rows,
         extrapolation=settings.extrapolation,
     )

@@ -18,13 +18,16 @@ from jaxtyping import Array, Bool
 
 from saki_jax.models.lm import LanguageModel
 from saki_jax.rollout.batch import Rollout
-from saki_jax.train.baselines import Method
+from saki_jax.train.baselines import Extras, Method
 from saki_jax.train.examples import Examples, bucket_widths, cut, narrowed, sequences
-from saki_jax.train.losses import Stats, response_hidden
+from saki_jax.train.losses import Predictor, Report, response_hidden
 from saki_jax.train.objective import Objective, Signals, masked_sum, token_weights
 from saki_jax.train.state import TrainState, compute_copy
 
+Stats = dict[str, jax.Array]
 Update = Callable[..., tuple[TrainState, Stats]]
+
+NO_EXTRAS = Extras()
 
 
 def make_update(
@@ -33,20 +36,23 @@ def make_update(
     objective: Objective,
     optimizer: optax.GradientTransformation,
     *,
+    teacher: LanguageModel | None = None,
     micro_batch: int = 0,
     length_buckets: int = 1,
     chunk: int = 512,
     compute_dtype: Any = jnp.float32,
     shardings: TrainState | None = None,
 ) -> Update:
-    """The jitted ``(state, rollout, key, log_ref=None) -> (state, stats)``.
+    """The jitted ``(state, rollout, key, extras=NO_EXTRAS) -> (state, stats)``.
 
-    The given state is donated. `log_ref` [B, T] is for methods that need a reference.
+    The given state is donated. `extras` holds what the method needs beyond the rollout.
 
     Args:
       student: its `forward` (without cache) and `logits` are differentiated.
       method, objective: what is optimised.
       optimizer: gets the gradient of the whole batch once.
+      teacher: for methods whose loss needs its distributions; it runs over the same passes, with
+        ``extras.teacher_params``.
       micro_batch: rows a forward pass, 0 for all at once.
       length_buckets: 1: every pass has all T response columns. n: rows are sorted by length and a
         micro-batch has T, T/2, .. or T/2^(n-1) columns, whichever is enough. The result is the
@@ -64,56 +70,53 @@ def make_update(
     """
 
     def gradient(
-        params: Any, rollout: Rollout, key: jax.Array, log_ref: jax.Array | None
+        params: Any, rollout: Rollout, key: jax.Array, extras: Extras
     ) -> tuple[Any, Stats]:
+        routed = method.route(rollout, key)
+        weights, denominator = token_weights(
+            objective.aggregation, routed.valid, objective.micro_batch_rows
+        )
         rows = Examples(
             sequence=sequences(rollout),
             prompt_length=rollout.prompts.length,
             tokens=rollout.tokens,
-            routed=method.route(rollout, key),
-            signals=Signals(log_p=rollout.log_p, log_t=rollout.log_t, log_ref=log_ref),
+            routed=routed,
+            signals=Signals(rollout.log_p, rollout.log_t, extras.log_ref, extras.reward),
+            weights=weights,
         )
         examples = cut(rows, micro_batch or rows.tokens.shape[0], by_length=length_buckets > 1)
-        weights, denominator = token_weights(objective.aggregation, examples.routed.valid)
         widths = bucket_widths(rows.tokens.shape[1], length_buckets)
 
-        def token_sum(params: Any, micro: Examples, weights: jax.Array):
-            hidden, _ = student.forward(params, micro.sequence, None, None)
+        def token_sum(params: Any, micro: Examples) -> tuple[jax.Array, Report]:
             return method.loss(
-                functools.partial(student.logits, params),
-                response_hidden(hidden, micro),
+                _predictor(student, params, micro),
+                None if teacher is None else _predictor(teacher, extras.teacher_params, micro),
                 micro,
-                weights,
                 method.advantage,
                 objective,
                 chunk,
             )
 
         def at_width(width: int) -> Callable:
-            def run(micro: Examples, weights: jax.Array):
-                return jax.grad(token_sum, has_aux=True)(
-                    params, narrowed(micro, width), weights[:, :width]
-                )
+            return lambda micro: jax.grad(token_sum, has_aux=True)(params, narrowed(micro, width))
 
-            return run
-
-        def add(total: Any, micro: tuple[Examples, jax.Array]):
-            longest = micro[0].routed.valid.sum(axis=1).max()
+        def add(total: Any, micro: Examples) -> tuple[Any, Report]:
+            longest = micro.routed.valid.sum(axis=1).max()
             enough = jnp.searchsorted(jnp.array(widths), longest)
-            grads, stats = jax.lax.switch(enough, [at_width(width) for width in widths], *micro)
-            return jax.tree.map(lambda a, g: a + g.astype(jnp.float32), total, grads), stats
+            grads, report = jax.lax.switch(enough, [at_width(width) for width in widths], micro)
+            return jax.tree.map(lambda a, g: a + g.astype(jnp.float32), total, grads), report
 
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
-        total, stats = jax.lax.scan(add, zeros, (examples, weights))
+        total, report = jax.lax.scan(add, zeros, examples)
         divisor = jnp.maximum(denominator, 1.0)
         grads = jax.tree.map(lambda g: g / divisor, total)
-        return grads, _step_stats(stats, denominator, examples.routed.valid)
+        return grads, _step_stats(report, divisor, routed.valid)
 
     def update(
-        state: TrainState, rollout: Rollout, key: jax.Array, log_ref: jax.Array | None = None
+        state: TrainState, rollout: Rollout, key: jax.Array, extras: Extras = NO_EXTRAS
     ) -> tuple[TrainState, Stats]:
         params = compute_copy(state.params, compute_dtype)
-        grads, stats = gradient(params, rollout, key, log_ref)
+        grads, stats = gradient(params, rollout, key, extras)
         stats["grad_norm"] = optax.tree.norm(grads)
         return _apply(state, grads, stats, rollout.nonfinite.any(), optimizer)
 
@@ -121,31 +124,23 @@ def make_update(
     return jax.jit(update, donate_argnums=0, out_shardings=out)
 
 
-def _step_stats(stats: Stats, denominator: jax.Array, valid: Bool[Array, "A B T"]) -> Stats:
-    """Sums over micro-batches [A] as the figures of the step."""
-    gap_max = stats.pop("log_p_gap_max").max()
-    total = {name: values.sum() for name, values in stats.items()}
-    num_valid = masked_sum(valid, valid)
+def _predictor(model: LanguageModel, params: Any, micro: Examples) -> Predictor:
+    """One forward pass over the rows of a micro-batch."""
+    hidden, _ = model.forward(params, micro.sequence, None, None)
+    return Predictor(functools.partial(model.logits, params), response_hidden(hidden, micro))
 
-    def per(count: jax.Array) -> Callable[[str], jax.Array]:
-        return lambda name: total[name] / jnp.maximum(count, 1.0)
 
-    whole, token = per(denominator), per(num_valid)
-    free, distilled = per(total["surrogate_tokens"]), per(total["teacher_mode_tokens"])
-    parts = {name: whole(name) for name in ("loss_surrogate", "loss_teacher_mode")}
-    return parts | {
-        "loss": sum(parts.values()),
-        "num_valid": num_valid,
-        "teacher_mode_rate": token("teacher_mode_tokens"),
-        "teacher_mode_nll": distilled("teacher_mode_nll"),
-        "advantage_mean": free("advantage"),
-        "k1_clamp_rate": free("advantage_clamped"),
-        "ratio_clip_rate": free("ratio_clipped"),
-        "dual_clip_rate": free("dual_clipped"),
-        "log_ratio_clamp_rate": free("log_ratio_clamped"),
-        "log_p_gap_mean": token("log_p_gap"),
-        "log_p_gap_max": gap_max,
+def _step_stats(report: Report, divisor: jax.Array, valid: Bool[Array, "B T"]) -> Stats:
+    """Reports of micro-batches [A] as the figures of the step."""
+    parts = {name: values.sum() / divisor for name, values in report.parts.items()}
+    means = {
+        name: total.sum() / jnp.maximum(count.sum(), 1.0)
+        for name, (total, count) in report.means.items()
     }
+    peaks = {name: values.max() for name, values in report.peaks.items()}
+    return (
+        parts | means | peaks | {"loss": sum(parts.values()), "num_valid": masked_sum(valid, valid)}
+    )
 
 
 def _apply(

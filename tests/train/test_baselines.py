@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from saki_jax.train.baselines import METHODS, STUDENT_ONLY
+from saki_jax.train.baselines import METHODS, STUDENT_ONLY, Extras
 from saki_jax.train.objective import Objective
 from saki_jax.train.state import init_state
 from saki_jax.train.update import make_update
@@ -148,7 +148,7 @@ def golden(name, **objective):
     log_ref = rollout.log_t - jnp.asarray([[0.4, 0.4, 0.4, 0.4]])
     update = make_update(bigram(V), METHODS[name], Objective(**objective), optax.sgd(1.0))
     params = {"table": jnp.zeros((V, V), jnp.float32)}
-    return update(init_state(params, optax.sgd(1.0)), rollout, KEY, log_ref)
+    return update(init_state(params, optax.sgd(1.0)), rollout, KEY, Extras(log_ref=log_ref))
 
 
 # With ratio 1 a surrogate token costs log pi - log T, cut to 10: here -0.5, 1, -2 and 10.

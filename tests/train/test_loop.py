@@ -177,7 +177,7 @@ def test_r19_too_many_bad_steps_in_a_row_end_the_run_with_evidence(
     def with_a_broken_loss(config):
         session = build(config)
 
-        def update(state, rollout, key, log_ref):
+        def update(state, rollout, key, extras):
             return session.update(state, rollout.replace(log_p=rollout.log_p * np.nan), key)
 
         return dataclasses.replace(session, update=update)

@@ -156,18 +156,25 @@ def test_ratio_is_clamped_before_exp():
     assert terms.log_ratio_clamped.tolist() == [True]
 
 
-def test_token_weights_by_hand():
-    # Two micro-batches of two rows: 2 and 1 valid tokens, then 3 and 0.
-    valid = jnp.array([[[1, 1, 0], [1, 0, 0]], [[1, 1, 1], [0, 0, 0]]], bool)
-    weights, denominator = token_weights("token_mean", valid)
-    assert weights.tolist() == valid.astype(float).tolist()
-    assert denominator == 6
-    weights, denominator = token_weights("seq_mean", valid)
-    np.testing.assert_allclose(weights.sum(2), [[1, 1], [1, 0]], rtol=1e-6)
-    assert denominator == 3
-    weights, denominator = token_weights("micro_batch_mean", valid)
-    np.testing.assert_allclose(weights.sum((1, 2)), [1, 1], rtol=1e-6)
-    assert denominator == 2
+# Four rows of 2, 1, 3 and 0 valid tokens.
+RAGGED = jnp.array([[1, 1, 0], [1, 0, 0], [1, 1, 1], [0, 0, 0]], bool)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "rows", "by_row", "denominator"),
+    [
+        ("token_mean", 2, [1, 1, 1, 0], 6),
+        ("seq_mean", 2, [1 / 2, 1, 1 / 3, 0], 3),
+        ("micro_batch_mean", 2, [1 / 3, 1 / 3, 1 / 3, 0], 2),
+        ("micro_batch_mean", 3, [1 / 6, 1 / 6, 1 / 6, 0], 1),  # the second holds no token
+        ("micro_batch_mean", 1, [1 / 2, 1, 1 / 3, 0], 3),  # then it is seq_mean
+        ("micro_batch_mean", 8, [1 / 6, 1 / 6, 1 / 6, 0], 1),  # then it is token_mean
+    ],
+)
+def test_token_weights_by_hand(aggregation, rows, by_row, denominator):
+    weights, total = token_weights(aggregation, RAGGED, rows)
+    np.testing.assert_allclose(weights, RAGGED * np.array(by_row)[:, None], rtol=1e-6)
+    assert total == denominator
 
 
 def test_masked_mean_against_numpy_ma():
