@@ -180,3 +180,32 @@ def test_the_real_head_at_the_whole_vocabulary_in_either_dtype(dtype):
     exact -= np.log(np.exp(exact).sum(-1, keepdims=True))
     np.testing.assert_allclose(log_p, np.take_along_axis(exact, np.asarray(ids), -1), atol=2e-5)
     np.testing.assert_allclose(entropy, -(np.exp(exact) * exact).sum(-1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 6, 9, 512])
+def test_only_wanted_positions_are_computed(chunk):
+    hidden, head, ids = _case(rows=3, length=9)
+    wanted = np.zeros((3, 9), bool)
+    wanted[0, [2, 3, 8]] = wanted[2, [0, 5]] = True
+    wanted = jnp.asarray(wanted)
+
+    def loss(hidden, head, wanted):
+        found, entropy = token_logprobs(lambda h: h @ head, hidden, ids, wanted=wanted, chunk=chunk)
+        return found.sum(), (found, entropy)
+
+    gradient = jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
+    (by_hidden, by_head), (found, entropy) = gradient(hidden, head, wanted)
+    expected, expected_entropy = _plain(hidden, head, ids)
+    np.testing.assert_allclose(found, np.where(wanted[:, :, None], expected, 0), atol=1e-5)
+    np.testing.assert_allclose(entropy, np.where(wanted, expected_entropy, 0), atol=1e-5)
+    masked = lambda hidden, head: (  # noqa: E731
+        token_logprobs(lambda h: h @ head, hidden, ids)[0] * wanted[:, :, None]
+    ).sum()
+    for ours, plain in zip(
+        (by_hidden, by_head), jax.grad(masked, argnums=(0, 1))(hidden, head), strict=True
+    ):
+        np.testing.assert_allclose(ours, plain, atol=1e-5)
+    # Chunks without a wanted position are skipped: no position wanted, no gradient at all.
+    (by_hidden, by_head), _ = gradient(hidden, head, jnp.zeros_like(wanted))
+    assert not by_hidden.any()
+    assert not by_head.any()

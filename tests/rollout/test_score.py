@@ -1,14 +1,17 @@
 """The teacher's scoring pass over responses that it did not guide."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from saki_jax.models.sharding import make_mesh
 from saki_jax.rollout.keys import step_key
-from saki_jax.rollout.score import join, make_score
+from saki_jax.rollout.score import make_score
 from toy_engines import END, ORDER, V, prompts, rollout_fn, spec, tables
-from toys import context_index, lookup_model, prompts_of, responses
+from toys import context_index, lookup_model, responses
 
 KEY = step_key(0, 1)
 
@@ -35,7 +38,7 @@ def test_log_t_and_the_mode_are_those_of_the_teacher_at_each_response_token(scor
 
 @pytest.mark.parametrize("tokens", [1, 40, 100, 10_000])
 def test_chunks_of_any_size_give_the_same(scored, tokens):
-    """One row at a time, a chunk that does not divide the batch, everything at once."""
+    """Lines of one row, several lines and passes, everything at once."""
     _, teacher = tables(3)
     score = make_score(lookup_model(V, ORDER), spec(score_tokens=tokens))
     blank = scored.replace(log_t=scored.log_t * 0, teacher_mode=scored.teacher_mode * 0)
@@ -56,13 +59,36 @@ def test_s17_a_row_whose_score_is_not_finite_is_flagged_and_holds_no_nan(scored)
     np.testing.assert_allclose(again.log_t[good], scored.log_t[good], rtol=0, atol=1e-6)
 
 
-def test_join_leaves_no_gap_between_prompt_and_response():
-    batch = prompts_of([[1, 2, 3], [4]], width=4)
-    tokens = jnp.array([[5, 6, 7], [8, 9, 10]])
-    joined = join(batch, tokens)
-    assert joined.shape == (2, 6)
-    assert joined[0].tolist() == [1, 2, 3, 5, 6, 7]
-    assert joined[1, :4].tolist() == [4, 8, 9, 10]
+def test_one_program_whatever_the_lengths_and_no_array_of_all_logits(scored):
+    _, teacher = tables(3)
+    lookups = []
+    model = lookup_model(V, ORDER)
+
+    def logits(params, hidden):
+        lookups.append(hidden.shape)
+        return model.logits(params, hidden)
+
+    score = make_score(dataclasses.replace(model, logits=logits), spec(score_tokens=40))
+    score(teacher, scored)
+    traced = len(lookups)
+    assert max(np.prod(shape[:-1]) for shape in lookups) < scored.tokens.size
+    for length in (scored.length * 0, scored.length * 0 + 1):
+        again = score(teacher, scored.replace(length=length))
+        valid = np.asarray(again.valid)
+        np.testing.assert_allclose(
+            np.asarray(again.log_t)[valid], np.asarray(scored.log_t)[valid], rtol=0, atol=1e-6
+        )
+        assert not np.asarray(again.log_t)[~valid].any()
+    assert len(lookups) == traced
+
+
+@pytest.mark.parametrize("mesh", [(8, 1, 1), (2, 2, 2)])
+def test_eight_devices_give_the_same(scored, eight_devices, mesh):
+    _, teacher = tables(3)
+    mesh = make_mesh(*mesh, devices=eight_devices)
+    again = make_score(lookup_model(V, ORDER), spec(score_tokens=60), mesh)(teacher, scored)
+    np.testing.assert_allclose(again.log_t, scored.log_t, rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(again.teacher_mode, scored.teacher_mode)
 
 
 def test_the_rest_of_the_rollout_is_untouched(scored):
