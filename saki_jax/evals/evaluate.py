@@ -45,6 +45,7 @@ class Response:
     Attributes:
       problem_id: the problem.
       sample: 0 <= sample < k.
+      gold: the answer that it was graded against.
       tokens: response ids, the end token included; ids without a token stay in.
       text: the decoded response.
       verdict: the grader's word.
@@ -54,6 +55,7 @@ class Response:
 
     problem_id: str
     sample: int
+    gold: str
     tokens: tuple[int, ...]
     text: str
     verdict: Verdict
@@ -208,6 +210,7 @@ def respond(
         Response(
             problem_id=problems[r].id,
             sample=(first + r) % samples,
+            gold=golds[r],
             tokens=tokens[r],
             text=texts[r],
             verdict=verdicts[r],

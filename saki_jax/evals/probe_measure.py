@@ -31,16 +31,19 @@ Figures = dict[str, np.ndarray]
 Measure = Callable[[Probe, Any, Any], Figures]
 
 
-def position_figures(logits_s: jax.Array, logits_t: jax.Array) -> dict[str, jax.Array]:
+def position_figures(
+    logits_s: jax.Array, logits_t: jax.Array, *, top: int = TOP
+) -> dict[str, jax.Array]:
     """The figures from logits [*B, V] of student and teacher; [*B] float32 each.
 
-    A token with T = 0 adds nothing to KL; one with T > 0 = S makes it infinite. With fewer than 16
-    tokens C16 is 1.
+    A token with T = 0 adds nothing to KL; one with T > 0 = S makes it infinite. With no more than
+    16 tokens C16 is 1: where the vocabulary is that small, `top` says which C_top stands under the
+    name c16.
     """
     log_s = jax.nn.log_softmax(logits_s.astype(jnp.float32), axis=-1)
     log_t = jax.nn.log_softmax(logits_t.astype(jnp.float32), axis=-1)
     s, t = jnp.exp(log_s), jnp.exp(log_t)
-    _, top = jax.lax.top_k(log_t, min(TOP, log_t.shape[-1]))  # equal ones: the lowest id first
+    _, top = jax.lax.top_k(log_t, min(top, log_t.shape[-1]))  # equal ones: the lowest id first
     supported = jnp.take_along_axis(s, top, axis=-1)
     gap = jnp.where(t > 0, log_t, 0.0) - jnp.where(t > 0, log_s, 0.0)
     kl = jnp.where(t > 0, t * gap, 0.0).sum(axis=-1)
@@ -58,6 +61,7 @@ def make_measure(
     student: LanguageModel,
     teacher: LanguageModel,
     *,
+    top: int = TOP,
     rows: int = 4,
     segment: int = 512,
     positions: int = 64,
@@ -70,6 +74,7 @@ def make_measure(
 
     Args:
       student, teacher: the models, of one vocabulary.
+      top: see `position_figures`.
       rows: sequences together.
       segment: tokens a forward pass; attention's memory is rows x segment x length.
       positions: positions whose logits exist at the same time.
@@ -98,7 +103,7 @@ def make_measure(
 
         def one(pair: tuple[jax.Array, jax.Array]) -> dict[str, jax.Array]:
             return position_figures(
-                student.logits(params_s, pair[0]), teacher.logits(params_t, pair[1])
+                student.logits(params_s, pair[0]), teacher.logits(params_t, pair[1]), top=top
             )
 
         flat = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), (of_s, of_t))

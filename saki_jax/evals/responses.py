@@ -39,12 +39,12 @@ def finish_reason(response: Response) -> str:
     return STOP if response.finished else LENGTH
 
 
-def to_record(response: Response, gold: str) -> dict:
-    """The JSON object of a response."""
+def to_record(response: Response) -> dict:
+    """The JSON object of a response, in evaluations of a run as in those of the command."""
     return {
         "problem_id": response.problem_id,
         "sample": response.sample,
-        "gold": gold,
+        "gold": response.gold,
         "text": response.text,
         "tokens": list(response.tokens),
         "verdict": response.verdict.value,
@@ -60,6 +60,7 @@ def from_record(record: dict) -> Response:
     return Response(
         problem_id=record["problem_id"],
         sample=int(record["sample"]),
+        gold=record["gold"],
         tokens=tuple(record["tokens"]),
         text=record["text"],
         verdict=Verdict(record["verdict"]),
@@ -84,7 +85,7 @@ class ResponseFile:
     def __init__(self, path: str | os.PathLike, encoded: EncodedPrompts, samples: int):
         self.path = Path(path)
         self._samples = samples
-        self._golds = {problem.id: problem.answer for problem in encoded.problems}
+        self._ids = dict.fromkeys(problem.id for problem in encoded.problems)  # in order
         self._found: dict[tuple[str, int], Response] = {}
         if self.path.exists():
             self._cut_torn_line()
@@ -98,15 +99,13 @@ class ResponseFile:
 
     def in_order(self) -> list[Response]:
         """All responses, problem-major, whatever the order in the file."""
-        keys = ((name, m) for name in self._golds for m in range(self._samples))
+        keys = ((name, m) for name in self._ids for m in range(self._samples))
         return [self._found[key] for key in keys if key in self._found]
 
     def append(self, responses: Iterable[Response]) -> None:
         """Adds those that are not there yet, and waits until they are on the disk."""
         new = [r for r in responses if (r.problem_id, r.sample) not in self._found]
-        lines = [
-            json.dumps(to_record(r, self._golds[r.problem_id]), ensure_ascii=False) for r in new
-        ]
+        lines = [json.dumps(to_record(r), ensure_ascii=False) for r in new]
         with open(self.path, "a", encoding="utf-8", newline="\n") as file:
             file.write("".join(line + "\n" for line in lines))
             file.flush()
@@ -131,10 +130,10 @@ class ResponseFile:
                     "only the last line may be torn. Choose another folder or remove the file"
                 ) from error
             key = (response.problem_id, response.sample)
-            if response.problem_id not in self._golds or response.sample >= self._samples:
+            if response.problem_id not in self._ids or response.sample >= self._samples:
                 raise ResponsesError(
                     f"{self.path}, line {number}: problem {key[0]!r}, sample {key[1]} is not part "
-                    f"of this evaluation of {len(self._golds)} problems x {self._samples} samples"
+                    f"of this evaluation of {len(self._ids)} problems x {self._samples} samples"
                 )
             if key in self._found:
                 raise ResponsesError(f"{self.path}, line {number}: {key} stands there twice")

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from saki_jax.evals.evaluate import Response
+from saki_jax.evals.responses import to_record
 from saki_jax.train.progress import Reporter
 from saki_jax.train.rundir import write_json, write_lines
 from saki_jax.train.setup import Session
@@ -46,7 +46,7 @@ class Evaluations:
         scores = evaluate(weights, self._report.during)
         figures = {"step": step, **scores.summary()}
         if jax.process_index() == 0:
-            write_lines(file.with_suffix(".responses.jsonl"), map(_response, scores.responses))
+            write_lines(file.with_suffix(".responses.jsonl"), map(to_record, scores.responses))
             write_json(file, figures)
         k = scores.samples
         self._report.say(
@@ -54,17 +54,6 @@ class Evaluations:
             f"({scores.problems} problems)"
         )
         return figures
-
-
-def _response(response: Response) -> Figures:
-    return {
-        "problem": response.problem_id,
-        "sample": response.sample,
-        "text": response.text,
-        "tokens": list(response.tokens),
-        "verdict": response.verdict.value,
-        "finished": response.finished,
-    }
 
 
 def read(folder: Path, step: int | None) -> Figures | None:
