@@ -166,7 +166,7 @@ def _run(path: Path, config: dict, step: int) -> Source:
     step = step or complete[-1]
     student = _folder_of(path, config, "student")
     ends = (student,)
-    if not config.get("rollout.end_ids"):
+    if config["teacher"] and not config.get("rollout.end_ids"):
         ends = (student, _folder_of(path, config, "teacher"))
     step_folder = path / CHECKPOINTS / str(step)
     identity = {

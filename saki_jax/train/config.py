@@ -17,7 +17,7 @@ from saki_jax.data.batches import EPOCH_ENDS
 from saki_jax.data.template import TEMPLATES
 from saki_jax.evals.grader import GRADERS
 from saki_jax.rollout.spec import SOLVERS
-from saki_jax.train.baselines import METHODS
+from saki_jax.train.baselines import METHODS, REWARDS
 from saki_jax.train.objective import AGGREGATIONS
 from saki_jax.train.schedule import check_schedule
 
@@ -34,7 +34,7 @@ def default_config() -> ConfigDict:
     config = ConfigDict()
     config.method = "saki"  # a row of train/baselines.py
     config.student = ""  # folder of the initial student, Hugging Face format
-    config.teacher = ""  # folder of the teacher, of the same tokenizer
+    config.teacher = ""  # folder of the teacher, of the same tokenizer; grpo needs none
     config.seed = 0  # of rollouts, placements and the order of the prompts
     config.steps = 200  # rollouts; one optimiser step each
     config.note = ""  # a remark printed under the final table
@@ -87,6 +87,12 @@ def default_config() -> ConfigDict:
     objective.ratio_clip = 0.2  # the surrogate's trust region
     objective.dual_clip = 3.0  # bound of the loss where the advantage is negative
     objective.log_ratio_clip = 20.0  # |log pi - log p_old| before exp
+
+    config.skd = ConfigDict()
+    config.skd.top_k = 25  # a drafted token stands if it is among so many of the teacher's
+
+    config.grpo = ConfigDict()
+    config.grpo.grader = "auto"  # of the rewards, as eval.grader; the addition task needs none
 
     config.optimizer = optimizer = ConfigDict()  # AdamW, constant rate
     optimizer.learning_rate = 1e-6
@@ -149,6 +155,7 @@ def validate(config: ConfigDict) -> None:
             "objective.aggregation": AGGREGATIONS,
             "eval.source": SOURCES,
             "eval.grader": GRADERS,
+            "grpo.grader": GRADERS,
         },
     )
     _at_least(
@@ -169,6 +176,7 @@ def validate(config: ConfigDict) -> None:
             "objective.teacher_mode_coef": 0,
             "objective.ratio_clip": 0,
             "objective.dual_clip": 1,
+            "skd.top_k": 1,
             "optimizer.learning_rate": 0,
             "optimizer.weight_decay": 0,
             "trainer.micro_batch": 0,
@@ -187,12 +195,18 @@ def validate(config: ConfigDict) -> None:
     for key in ("objective.k1_clip", "objective.log_ratio_clip", "optimizer.clip_norm"):
         if not get(config, key) > 0:
             raise ConfigError(f"{key} is {get(config, key)}; it must be greater than 0")
-    for key in ("student", "teacher"):
+    by_reward = METHODS[config.method].needs == REWARDS
+    for key in ("student",) if by_reward else ("student", "teacher"):
         if not config[key]:
             raise ConfigError(f"{key} is empty; set --config.{key}=FOLDER (Hugging Face format)")
     if config.data.source == "file" and not config.data.path:
         raise ConfigError(
             "data.path is empty; set --config.data.path=FILE (JSON lines, JSON or parquet)"
+        )
+    if by_reward and config.data.samples < 2:
+        raise ConfigError(
+            f"data.samples is {config.data.samples}; {config.method} compares the rewards of the "
+            "samples of a prompt, so it needs at least 2"
         )
     _check_sampling(config)
     _check_mesh(config)

@@ -19,10 +19,11 @@ from ml_collections import ConfigDict
 from saki_jax.rollout.batch import Rollout
 from saki_jax.rollout.keys import step_key
 from saki_jax.train import setup
+from saki_jax.train.baselines import METHODS
 from saki_jax.train.checkpoint import Checkpoints
 from saki_jax.train.config import flatten
 from saki_jax.train.evaluations import Evaluations
-from saki_jax.train.metrics import MetricsWriter, step_record
+from saki_jax.train.metrics import MetricsWriter, not_measured, step_record
 from saki_jax.train.progress import Reporter, summary_table
 from saki_jax.train.rundir import RunDir, write_evidence, write_json
 from saki_jax.train.schedule import epsilon_at
@@ -124,10 +125,13 @@ class _Run:
         key = step_key(self.config.seed, step)
         with timed(seconds, "rollout"):
             rollout = self.rollout(state, step, key)
+        with timed(seconds, "extras"):
+            extras, figures = jax.block_until_ready(self.session.extras(rollout, step))
         with timed(seconds, "update"):
-            update = self.session.update(state, rollout, key, self.session.extras(rollout))
+            update = self.session.update(state, rollout, key, extras)
             state, stats = jax.block_until_ready(update)
-        record = step_record(step, rollout, stats, state, seconds)
+        record = step_record(step, rollout, stats, state, seconds) | figures
+        record |= dict.fromkeys(not_measured(METHODS[self.config.method]))
         if record["skipped_in_row"] >= self.config.trainer.max_skips_in_row:
             self.stop(rollout, record)
         if self.due(step, self.config.eval.every):

@@ -12,10 +12,23 @@ import numpy as np
 from tensorboardX import SummaryWriter
 
 from saki_jax.rollout.batch import Rollout
+from saki_jax.train.baselines import INTERLEAVED, REWARDS, Method
 from saki_jax.train.objective import masked_mean
 from saki_jax.train.rundir import as_json
 from saki_jax.train.state import TrainState
 from saki_jax.train.update import Stats
+
+# What only a bridge between student and teacher has.
+BRIDGE_FIGURES = (
+    *("epsilon", "pinsker_bound", "tv_mean", "kl_mean", "kl_over_epsilon"),
+    *("beta_mean", "accept_prob_mean"),
+)
+
+
+def not_measured(method: Method) -> tuple[str, ...]:
+    """The figures of `step_record` that mean nothing for a method; they are reported as null."""
+    names = BRIDGE_FIGURES if method.rollout == INTERLEAVED else ()
+    return (*names, "log_ratio_mean") if method.needs == REWARDS else names
 
 
 @jax.jit
@@ -125,7 +138,11 @@ class MetricsWriter:
 
 
 def correction_rates(records: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Corrections per response token while epsilon > 0 and at epsilon = 0, over all steps."""
+    """Corrections per response token while epsilon > 0 and at epsilon = 0, over all steps.
+
+    Steps of a method without a bridge have no epsilon and belong to neither.
+    """
+    records = [record for record in records if record["epsilon"] is not None]
 
     def rate(of_phase: Callable[[float], bool]) -> float | None:
         phase = [record for record in records if of_phase(record["epsilon"])]

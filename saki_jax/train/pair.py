@@ -24,7 +24,7 @@ class Pair:
       mesh: where everything lies.
       dtype: of the forward passes and of every copy of weights but the masters.
       student_config: of the student.
-      student, teacher: as pure functions.
+      student, teacher: as pure functions; the teacher is None where none is named.
       teacher_params: in `dtype`.
       tokenizer: the student's; the teacher's has the same token map.
       end_ids: what ends a response.
@@ -34,14 +34,14 @@ class Pair:
     dtype: Any
     student_config: Qwen3Config
     student: LanguageModel
-    teacher: LanguageModel
-    teacher_params: Any
+    teacher: LanguageModel | None
+    teacher_params: Any | None
     tokenizer: Tokenizer
     end_ids: tuple[int, ...]
 
 
 def load_pair(config: ConfigDict, mesh: Mesh) -> Pair:
-    """Checks the two folders against each other and loads the teacher.
+    """Checks the two folders against each other and loads the teacher, if one is named.
 
     Raises:
       CheckpointError, TokenizerError: with the file and what to do.
@@ -49,16 +49,22 @@ def load_pair(config: ConfigDict, mesh: Mesh) -> Pair:
     dtype = default_compute_dtype() if config.compute_dtype == "auto" else config.compute_dtype
     dtype = jnp.dtype(dtype)
     student_config, _ = hf.inspect(config.student)
-    teacher_config, teacher_params = hf.load(config.teacher, dtype=dtype, mesh=mesh)
-    tokenizer, teacher_tokenizer = map(tokenizers.load, (config.student, config.teacher))
-    check_pair(student_config, teacher_config, tokenizer, teacher_tokenizer)
+    tokenizer = tokenizers.load(config.student)
+    folders, teacher, teacher_params = (config.student,), None, None
+    if config.teacher:
+        folders = (config.student, config.teacher)
+        teacher_config, teacher_params = hf.load(config.teacher, dtype=dtype, mesh=mesh)
+        teacher = language_model(teacher_config, dtype)
+        check_pair(student_config, teacher_config, tokenizer, tokenizers.load(config.teacher))
+    else:
+        check_pair(student_config, student_config, tokenizer, tokenizer)
     return Pair(
         mesh=mesh,
         dtype=dtype,
         student_config=student_config,
         student=language_model(student_config, dtype, remat=config.trainer.remat),
-        teacher=language_model(teacher_config, dtype),
+        teacher=teacher,
         teacher_params=teacher_params,
         tokenizer=tokenizer,
-        end_ids=tokenizers.end_ids((config.student, config.teacher), config.rollout.end_ids),
+        end_ids=tokenizers.end_ids(folders, config.rollout.end_ids),
     )

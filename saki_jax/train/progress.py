@@ -78,7 +78,7 @@ class Reporter:
     def step_done(self, record: dict[str, Any]) -> None:
         """One line a step, or the bar moved on."""
         line = (
-            f"epsilon {record['epsilon']:.4f}  loss {record['loss']:+.4f}  "
+            f"epsilon {_number(record['epsilon'])}  loss {record['loss']:+.4f}  "
             f"corrections {record['correction_rate']:.2%}  "
             f"length {record['response_length']:.1f}  "
             f"{record['tokens_per_second']:,.0f} tokens/s"
@@ -93,6 +93,10 @@ class Reporter:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
 
 
 def _share(part: int, whole: int) -> str:

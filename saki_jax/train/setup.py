@@ -13,15 +13,13 @@ from saki_jax.data.batches import PromptBatches, sample_rows
 from saki_jax.models import hf, sharding
 from saki_jax.models.qwen3 import init_params
 from saki_jax.rollout.batch import Prompts, Rollout
-from saki_jax.rollout.engine import make_rollout
-from saki_jax.rollout.score import make_score
-from saki_jax.rollout.spec import RolloutSpec
-from saki_jax.train.baselines import METHODS, REFERENCE, STUDENT_ONLY, TEACHER_SAMPLE, Extras
+from saki_jax.train.baselines import EXACT_Q, METHODS, TEACHER_LOGITS
 from saki_jax.train.config import ConfigError
 from saki_jax.train.objective import Clips, Objective
 from saki_jax.train.optimizer import make_optimizer
 from saki_jax.train.pair import Pair, load_pair
 from saki_jax.train.state import TrainState, abstract_state, init_state, make_rollout_copy
+from saki_jax.train.supply import ExtrasFn, make_extras, make_method_rollout, rollout_spec
 from saki_jax.train.tasks import Evaluator, make_encoder, make_evaluators, training_problems
 from saki_jax.train.update import Update, make_update
 
@@ -34,10 +32,10 @@ class Session:
       pair: student and teacher.
       batches: prompts of each step, a function of seed and step.
       samples: M responses a prompt.
-      guided: False for methods whose rollout is the student's own.
+      guided: whether the rollout follows epsilon.
       rollout: (student weights, teacher weights, prompts, epsilon, key, on_progress) -> Rollout.
       update: (state, rollout, key, extras) -> (state, stats); donates the state.
-      extras: rollout -> what the update needs beyond it.
+      extras: (rollout, step) -> what the update needs beyond it, and figures of its making.
       copy: masters -> weights for rollout and evaluation.
       initial: () -> the state of step 0.
       template: shapes, dtypes and shardings of the state.
@@ -50,7 +48,7 @@ class Session:
     guided: bool
     rollout: Callable[..., Rollout]
     update: Update
-    extras: Callable[[Rollout], Extras]
+    extras: ExtrasFn
     copy: Callable[[Any], Any]
     initial: Callable[[], TrainState]
     template: TrainState
@@ -94,31 +92,33 @@ def build(config: ConfigDict) -> Session:
         _, params = hf.load(config.student, dtype=jnp.float32, mesh=mesh)
         return init_state(params, optimizer, shardings)
 
-    spec = _spec(config, pair)
+    spec = rollout_spec(config, pair)
+    batches = PromptBatches(
+        encode(training_problems(config)),
+        prompts_per_step=config.data.prompts_per_step,
+        seed=config.seed,
+        epoch_end=config.data.epoch_end,
+    )
     student_alone, teacher_alone = make_evaluators(config, pair, encode)
     return Session(
         pair=pair,
-        batches=PromptBatches(
-            encode(training_problems(config)),
-            prompts_per_step=config.data.prompts_per_step,
-            seed=config.seed,
-            epoch_end=config.data.epoch_end,
-        ),
+        batches=batches,
         samples=config.data.samples,
-        guided=method.rollout != STUDENT_ONLY,
-        rollout=make_rollout(pair.student, pair.teacher, spec, mesh),
+        guided=method.rollout == EXACT_Q,
+        rollout=make_method_rollout(config, pair, spec),
         update=make_update(
             pair.student,
             method,
             _objective(config),
             optimizer,
+            teacher=pair.teacher if method.needs == TEACHER_LOGITS else None,
             micro_batch=_micro_batch(config, mesh),
             length_buckets=config.trainer.length_buckets,
             chunk=config.trainer.chunk,
             compute_dtype=pair.dtype,
             shardings=shardings,
         ),
-        extras=_extras(config, pair, spec),
+        extras=make_extras(config, pair, spec, batches),
         copy=make_rollout_copy(pair.dtype, shardings.params),
         initial=initial,
         template=jax.tree.map(
@@ -144,24 +144,6 @@ def _micro_batch(config: ConfigDict, mesh: Mesh) -> int:
     rows = config.data.prompts_per_step * config.data.samples
     shards = mesh.shape["data"] * mesh.shape["fsdp"]
     return min(-(-(config.trainer.micro_batch or rows) // shards) * shards, rows)
-
-
-def _spec(config: ConfigDict, pair: Pair) -> RolloutSpec:
-    settings = dict(config.rollout.items()) | {"end_ids": pair.end_ids}
-    return RolloutSpec(
-        pad_id=pair.tokenizer.pad_id,
-        teacher_sample=METHODS[config.method].needs == TEACHER_SAMPLE,
-        **settings,
-    )
-
-
-def _extras(config: ConfigDict, pair: Pair, spec: RolloutSpec) -> Callable[[Rollout], Extras]:
-    """Makes what the method needs beyond a rollout."""
-    if METHODS[config.method].needs != REFERENCE:
-        return lambda rollout: Extras()
-    _, params = hf.load(config.student, dtype=pair.dtype, mesh=pair.mesh)
-    score = make_score(pair.student, spec, pair.mesh)
-    return lambda rollout: Extras(log_ref=score(params, rollout).log_t)
 
 
 def _objective(config: ConfigDict) -> Objective:

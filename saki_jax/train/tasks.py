@@ -98,4 +98,5 @@ def make_evaluators(
 
         return run
 
-    return alone(pair.student), alone(pair.teacher) if settings.teacher else None
+    with_teacher = settings.teacher and pair.teacher is not None
+    return alone(pair.student), alone(pair.teacher) if with_teacher else None
