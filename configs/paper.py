@@ -14,8 +14,8 @@ from ml_collections import ConfigDict
 from saki_jax.train.baselines import METHODS
 from saki_jax.train.config import ConfigError, default_config
 
-# Rows a forward pass of the trainer, and rows generated at the same time: what fits into memory.
-STUDENTS = {"0.6b": (16, 128), "1.7b": (8, 64)}
+# Tokens a forward pass of the trainer, and rows generated at the same time: what fits into memory.
+STUDENTS = {"0.6b": (131072, 128), "1.7b": (65536, 64)}
 
 
 def get_config(argument: str = "saki,1.7b") -> ConfigDict:
@@ -34,8 +34,8 @@ def get_config(argument: str = "saki,1.7b") -> ConfigDict:
     config.method = method
     # Base configurations name 151643 only; the chat template ends a turn with 151645.
     config.rollout.end_ids = (151643, 151645)
-    config.trainer.micro_batch, config.rollout.slots = STUDENTS[student]
-    config.trainer.length_buckets = 4  # responses have 1,200 tokens on average, at most 7,168
+    config.trainer.tokens_per_micro_batch, config.rollout.slots = STUDENTS[student]
     config.trainer.remat = True
     config.checkpoint.keep_steps = (50, 100, 200)
+    config.probe.steps = (50, 100, 200)  # measured where --config.probe.path names a probe
     return config

@@ -20,7 +20,7 @@ class RolloutSpec:
       refill_rows: prompts prefilled together. With prompts waiting, the loop is left as soon as so
         many slots are free. 0 = all slots when every row has one, else a quarter of them.
       waves_per_call: waves (student-only: decode steps) between two reports of progress.
-      score_tokens: tokens of a chunk of the teacher's scoring pass after a student-only rollout.
+      score_tokens: tokens of a pass when the teacher scores a student-only rollout afterwards.
       teacher_sample: also draw from T at corrections (method `teacher_sampled`).
       temperature, top_p, top_k, min_p: must stay 1, 1, 0, 0 (or None). Any other value would make
         the p of the acceptance test another distribution than the one a proposal was drawn from.

@@ -8,6 +8,7 @@ single keys with ``--config.key=value``.
 import difflib
 import math
 from collections.abc import Iterable
+from pathlib import Path
 
 from ml_collections import ConfigDict
 
@@ -70,7 +71,7 @@ def default_config() -> ConfigDict:
     rollout.slots = 0  # rows generated at the same time, 0 = all; fewer need less cache memory
     rollout.refill_rows = 0  # prompts prefilled together, 0 = a quarter of the slots
     rollout.waves_per_call = 64  # waves between two reports of progress
-    rollout.score_tokens = 16384  # tokens of a chunk of the teacher's scoring pass
+    rollout.score_tokens = 16384  # tokens of a pass of the teacher's scoring, as in trainer
     rollout.end_ids = ()  # ids that end a response; () = all that the two folders name
     rollout.temperature = 1.0  # these four must stay 1, 1, 0, 0: otherwise the p that is
     rollout.top_p = 1.0  # recorded would not be the one that was sampled
@@ -103,8 +104,7 @@ def default_config() -> ConfigDict:
     optimizer.clip_norm = 1.0  # global norm, of the whole batch's gradient
 
     config.trainer = trainer = ConfigDict()
-    trainer.micro_batch = 0  # rows a forward pass, 0 = all; rounded up to the devices' number
-    trainer.length_buckets = 1  # n: passes of T, T/2, .. T/2^(n-1) columns, rows sorted by length
+    trainer.tokens_per_micro_batch = 16384  # of a packed pass, at least a longest row a device
     trainer.chunk = 512  # positions whose logits exist at the same time
     trainer.remat = False  # recompute each layer in the backward pass: less memory, more time
     trainer.max_skips_in_row = 5  # non-finite steps after which the run stops
@@ -127,6 +127,10 @@ def default_config() -> ConfigDict:
     evaluation.seed = 0  # training randomness does not depend on it, nor it on training
     evaluation.batch_rows = 512  # responses generated together
     evaluation.teacher = True  # evaluate the teacher once, before step 1
+
+    config.probe = probe = ConfigDict()  # the fixed-prefix probe inside the run (Appendix E)
+    probe.path = ""  # a file of `python -m saki_jax.evals.probe build`; "": no probe
+    probe.steps = ()  # after which steps it is measured; the paper: 50, 100, 200
 
     config.checkpoint = checkpoint = ConfigDict()
     checkpoint.every = 10  # steps; the last step is always saved
@@ -179,8 +183,7 @@ def validate(config: ConfigDict) -> None:
             "skd.top_k": 1,
             "optimizer.learning_rate": 0,
             "optimizer.weight_decay": 0,
-            "trainer.micro_batch": 0,
-            "trainer.length_buckets": 1,
+            "trainer.tokens_per_micro_batch": 1,
             "trainer.chunk": 1,
             "trainer.max_skips_in_row": 1,
             "eval.every": 0,
@@ -209,6 +212,7 @@ def validate(config: ConfigDict) -> None:
             "samples of a prompt, so it needs at least 2"
         )
     _check_sampling(config)
+    _check_probe(config)
     _check_mesh(config)
     try:
         check_schedule(config.epsilon.to_dict())
@@ -249,6 +253,22 @@ def _check_sampling(config: ConfigDict) -> None:
                 f"rollout.{name} is {config.rollout[name]}; it must be {only}. Anything else would "
                 "sample from another distribution than the p that is recorded and tested against q"
             )
+
+
+def _check_probe(config: ConfigDict) -> None:
+    if not config.probe.path:
+        return
+    if not Path(config.probe.path).is_file():
+        raise ConfigError(
+            f"probe.path is {config.probe.path}, which is no file; build a probe first (python -m "
+            "saki_jax.evals.probe build), the same for all runs that are to be compared"
+        )
+    outside = [step for step in config.probe.steps if not 1 <= step <= config.steps]
+    if outside or not config.probe.steps:
+        raise ConfigError(
+            f"probe.steps is {tuple(config.probe.steps)}; with probe.path it must name at least "
+            f"one step, each from 1 to steps={config.steps}"
+        )
 
 
 def _check_mesh(config: ConfigDict) -> None:

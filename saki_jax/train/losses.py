@@ -1,7 +1,8 @@
 """Losses of a micro-batch: hidden states in, a weighted sum over its tokens out."""
 
+import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ class Predictor(NamedTuple):
     hidden: jax.Array
 
 
+@no_type_check  # the same tree carries shapes
 @struct.dataclass
 class Report:
     """What a loss tells of a micro-batch; scalars.
@@ -30,41 +32,46 @@ class Report:
     Attributes:
       parts: the loss by its parts, weighted sums over tokens: their sum is the loss.
       means: (sum, count) of what is reported as a mean over the whole batch.
-      peaks: what is reported as the largest over the whole batch.
+      peaks: what is reported as the largest over the whole batch; not negative.
     """
 
     parts: dict[str, jax.Array]
     means: dict[str, tuple[jax.Array, jax.Array]]
     peaks: dict[str, jax.Array]
 
+    def merged(self, other: "Report") -> "Report":
+        """The report of two micro-batches together."""
+        add = functools.partial(jax.tree.map, jnp.add)
+        return Report(
+            parts=add(self.parts, other.parts),
+            means=add(self.means, other.means),
+            peaks=jax.tree.map(jnp.maximum, self.peaks, other.peaks),
+        )
+
 
 Loss = Callable[..., tuple[jax.Array, Report]]  # called like `routed_surrogate`
 
 
-def response_hidden(hidden: Float[Array, "B S D"], examples: Examples) -> Float[Array, "B T D"]:
-    """The hidden states that predict the response tokens; zeros where not valid.
+def response_hidden(hidden: Float[Array, "B T D"], examples: Examples) -> Float[Array, "B T D"]:
+    """The hidden states that predict a response token; zeros elsewhere.
 
-    Response position t of a row is predicted at sequence position prompt_length - 1 + t, whatever
-    the padding. Masked here, before the head, what padding computed reaches neither value nor
-    gradient.
+    Masked here, before the head, what padding computed reaches neither value nor gradient.
     """
-    valid = examples.routed.valid
-    at = examples.prompt_length[:, None] - 1 + jnp.arange(valid.shape[1])[None, :]
-    at = jnp.clip(at, 0, hidden.shape[1] - 1)
-    found = jnp.take_along_axis(hidden, at[:, :, None], axis=1)
-    return jnp.where(valid[:, :, None], found, 0)
+    return jnp.where(examples.routed.valid[:, :, None], hidden, 0)
 
 
 def response_logprobs(
     head: Head, hidden: Float[Array, "B T D"], examples: Examples, *, chunk: int
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-    """(log pi(y), log pi(target)) in one pass over the vocabulary; junk where not valid.
+    """(log pi(y), log pi(target)) in one pass over the vocabulary; 0 where not valid.
 
+    Slots that predict no response token, those of prompts among them, are not given to the head.
     Ids outside the vocabulary in masked slots are harmless.
     """
+    valid = examples.routed.valid
     targets = jnp.stack([examples.tokens, examples.routed.target], axis=-1)
-    targets = jnp.where(examples.routed.valid[:, :, None], targets, 0)
-    log_pi, _ = token_logprobs(head, hidden, targets, chunk=chunk)
+    targets = jnp.where(valid[:, :, None], targets, 0)
+    log_pi, _ = token_logprobs(head, hidden, targets, wanted=valid, chunk=chunk)
     return log_pi[..., 0], log_pi[..., 1]
 
 

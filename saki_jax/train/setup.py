@@ -112,8 +112,8 @@ def build(config: ConfigDict) -> Session:
             _objective(config),
             optimizer,
             teacher=pair.teacher if method.needs == TEACHER_LOGITS else None,
-            micro_batch=_micro_batch(config, mesh),
-            length_buckets=config.trainer.length_buckets,
+            tokens_per_micro_batch=config.trainer.tokens_per_micro_batch,
+            shards=mesh.shape["data"] * mesh.shape["fsdp"],
             chunk=config.trainer.chunk,
             compute_dtype=pair.dtype,
             shardings=shardings,
@@ -137,13 +137,6 @@ def _mesh(config: ConfigDict) -> Mesh:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return mesh
-
-
-def _micro_batch(config: ConfigDict, mesh: Mesh) -> int:
-    """Rows a forward pass: what was asked for, rounded up to what the devices can share."""
-    rows = config.data.prompts_per_step * config.data.samples
-    shards = mesh.shape["data"] * mesh.shape["fsdp"]
-    return min(-(-(config.trainer.micro_batch or rows) // shards) * shards, rows)
 
 
 def _objective(config: ConfigDict) -> Objective:

@@ -1,10 +1,11 @@
-"""One optimiser step on a rollout batch: micro-batches in a scan, one division by N_valid.
+"""One optimiser step on a rollout batch: packed micro-batches in a loop, one division by N_valid.
 
-    Rollout --route--> Routed --micro_batches--> scan(value and gradient of the token sum)
+    Rollout --route--> Routed --pack--> loop over micro-batches (gradient of the token sum)
             --/ N_valid--> clip, AdamW --> TrainState
 
-The sum over the tokens of the whole batch is divided once, so loss and gradient are the same for
-every cut into micro-batches and every number of devices (METHODS section 3).
+Rows are packed into lines, and the loop makes as many passes as there are tokens for: the cost
+follows the valid tokens. The sum over the tokens of the whole batch is divided once, so loss and
+gradient are the same for every packing and every number of devices (METHODS section 3).
 """
 
 import functools
@@ -18,8 +19,9 @@ from jaxtyping import Array, Bool
 
 from saki_jax.models.lm import LanguageModel
 from saki_jax.rollout.batch import Rollout
+from saki_jax.rollout.packing import shape_for
 from saki_jax.train.baselines import Extras, Method
-from saki_jax.train.examples import Examples, bucket_widths, cut, narrowed, sequences
+from saki_jax.train.examples import Examples, packed_examples
 from saki_jax.train.losses import Predictor, Report, response_hidden
 from saki_jax.train.objective import Objective, Signals, masked_sum, token_weights
 from saki_jax.train.state import TrainState, compute_copy
@@ -37,8 +39,8 @@ def make_update(
     optimizer: optax.GradientTransformation,
     *,
     teacher: LanguageModel | None = None,
-    micro_batch: int = 0,
-    length_buckets: int = 1,
+    tokens_per_micro_batch: int = 16384,
+    shards: int = 1,
     chunk: int = 512,
     compute_dtype: Any = jnp.float32,
     shardings: TrainState | None = None,
@@ -53,11 +55,9 @@ def make_update(
       optimizer: gets the gradient of the whole batch once.
       teacher: for methods whose loss needs its distributions; it runs over the same passes, with
         ``extras.teacher_params``.
-      micro_batch: rows a forward pass, 0 for all at once.
-      length_buckets: 1: every pass has all T response columns. n: rows are sorted by length and a
-        micro-batch has T, T/2, .. or T/2^(n-1) columns, whichever is enough. The result is the
-        same, and so is the number of compiled programs; one program then holds n variants of the
-        pass and takes about n times as long to compile.
+      tokens_per_micro_batch: slots of a forward pass over all devices (`packing.shape_for`). It
+        decides memory and speed, not the result.
+      shards: devices that the lines of a pass are spread over.
       chunk: positions whose logits exist at the same time.
       compute_dtype: of the copy of the weights that the passes use; gradients of micro-batches
         are summed in float32.
@@ -76,16 +76,15 @@ def make_update(
         weights, denominator = token_weights(
             objective.aggregation, routed.valid, objective.micro_batch_rows
         )
-        rows = Examples(
-            sequence=sequences(rollout),
-            prompt_length=rollout.prompts.length,
-            tokens=rollout.tokens,
-            routed=routed,
-            signals=Signals(rollout.log_p, rollout.log_t, extras.log_ref, extras.reward),
-            weights=weights,
+        rows, width = rollout.tokens.shape
+        longest = rollout.prompts.tokens.shape[1] + width - 1
+        examples, passes = packed_examples(
+            rollout,
+            routed,
+            Signals(rollout.log_p, rollout.log_t, extras.log_ref, extras.reward),
+            weights,
+            shape_for(rows, longest, tokens_per_micro_batch, shards),
         )
-        examples = cut(rows, micro_batch or rows.tokens.shape[0], by_length=length_buckets > 1)
-        widths = bucket_widths(rows.tokens.shape[1], length_buckets)
 
         def token_sum(params: Any, micro: Examples) -> tuple[jax.Array, Report]:
             return method.loss(
@@ -97,17 +96,18 @@ def make_update(
                 chunk,
             )
 
-        def at_width(width: int) -> Callable:
-            return lambda micro: jax.grad(token_sum, has_aux=True)(params, narrowed(micro, width))
+        def micro_batch(i: Any) -> Examples:
+            return jax.tree.map(lambda x: x[i], examples)
 
-        def add(total: Any, micro: Examples) -> tuple[Any, Report]:
-            longest = micro.routed.valid.sum(axis=1).max()
-            enough = jnp.searchsorted(jnp.array(widths), longest)
-            grads, report = jax.lax.switch(enough, [at_width(width) for width in widths], micro)
-            return jax.tree.map(lambda a, g: a + g.astype(jnp.float32), total, grads), report
+        def add(i: jax.Array, sums: tuple[Any, Report]) -> tuple[Any, Report]:
+            total, report = sums
+            grads, more = jax.grad(token_sum, has_aux=True)(params, micro_batch(i))
+            total = jax.tree.map(lambda a, g: a + g.astype(jnp.float32), total, grads)
+            return total, report.merged(more)
 
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
-        total, report = jax.lax.scan(add, zeros, examples)
+        _, report = jax.eval_shape(lambda: token_sum(params, micro_batch(0)))
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), (params, report))
+        total, report = jax.lax.fori_loop(0, passes, add, nothing)
         divisor = jnp.maximum(denominator, 1.0)
         grads = jax.tree.map(lambda g: g / divisor, total)
         return grads, _step_stats(report, divisor, routed.valid)
@@ -125,22 +125,17 @@ def make_update(
 
 
 def _predictor(model: LanguageModel, params: Any, micro: Examples) -> Predictor:
-    """One forward pass over the rows of a micro-batch."""
-    hidden, _ = model.forward(params, micro.sequence, None, None)
+    """One forward pass over the lines of a micro-batch."""
+    hidden, _ = model.forward(params, micro.sequence, None, None, micro.segment)
     return Predictor(functools.partial(model.logits, params), response_hidden(hidden, micro))
 
 
 def _step_stats(report: Report, divisor: jax.Array, valid: Bool[Array, "B T"]) -> Stats:
-    """Reports of micro-batches [A] as the figures of the step."""
-    parts = {name: values.sum() / divisor for name, values in report.parts.items()}
-    means = {
-        name: total.sum() / jnp.maximum(count.sum(), 1.0)
-        for name, (total, count) in report.means.items()
-    }
-    peaks = {name: values.max() for name, values in report.peaks.items()}
-    return (
-        parts | means | peaks | {"loss": sum(parts.values()), "num_valid": masked_sum(valid, valid)}
-    )
+    """The report on all micro-batches as the figures of the step."""
+    parts = {name: value / divisor for name, value in report.parts.items()}
+    means = {name: total / jnp.maximum(count, 1.0) for name, (total, count) in report.means.items()}
+    whole = {"loss": sum(parts.values()), "num_valid": masked_sum(valid, valid)}
+    return parts | means | report.peaks | whole
 
 
 def _apply(

@@ -11,11 +11,12 @@ from saki_jax.models.tokenizer import Tokenizer
 from saki_jax.rollout import engine
 from saki_jax.rollout.batch import Prompts, num_valid
 from saki_jax.rollout.keys import step_key
+from saki_jax.rollout.packing import join
 from saki_jax.rollout.spec import RolloutSpec
 from saki_jax.train.baselines import METHODS
 from saki_jax.train.objective import Objective
 from saki_jax.train.state import init_state
-from saki_jax.train.update import make_update, sequences
+from saki_jax.train.update import make_update
 from tokenizer_kit import save_words
 from toys import point_logits, scripted_model
 from train_toys import KEY, bigram, make_rollout
@@ -61,7 +62,7 @@ def test_t06_the_sampled_ids_reach_the_loss_and_no_text_is_encoded(tmp_path, mon
         step_key(0, 1),
     )
     assert rollout.tokens.tolist() == [[3, 4]]
-    assert sequences(rollout).tolist() == [[*prompt, 3, 4]]
+    assert join(rollout.prompts, rollout.tokens).tolist() == [[*prompt, 3]]
 
     optimizer = optax.sgd(1.0)
     student = bigram(len(WORDS))

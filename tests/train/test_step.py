@@ -14,12 +14,13 @@ import pytest
 from saki_jax.models import hf
 from saki_jax.models.token_logprobs import token_logprobs
 from saki_jax.rollout.keys import step_key
+from saki_jax.rollout.packing import join
 from saki_jax.train import setup
 from saki_jax.train.baselines import METHODS
 from saki_jax.train.config import ConfigError
 from saki_jax.train.objective import Objective
 from saki_jax.train.state import init_state
-from saki_jax.train.update import make_update, sequences
+from saki_jax.train.update import make_update
 from train_runs import small_config
 
 EPSILON = 0.02
@@ -54,7 +55,7 @@ def roll(session, params, epsilon=EPSILON, step=1):
 @functools.partial(jax.jit, static_argnums=0)
 def fresh_logprobs(model, params, rollout):
     """log-probabilities of the responses by a plain forward over prompt + response."""
-    hidden, _ = model.forward(params, sequences(rollout), None, None)
+    hidden, _ = model.forward(params, join(rollout.prompts, rollout.tokens), None, None)
     at = rollout.prompts.length[:, None] - 1 + jnp.arange(rollout.tokens.shape[1])[None, :]
     hidden = jnp.take_along_axis(hidden, at[:, :, None], axis=1)
     found, _ = token_logprobs(lambda h: model.logits(params, h), hidden, rollout.tokens[..., None])
@@ -66,8 +67,8 @@ def gap(a, b, rollout):
 
 
 @functools.cache
-def sgd_update(student, micro_batch=0):
-    return make_update(student, METHODS["saki"], Objective(), SGD, micro_batch=micro_batch)
+def sgd_update(student, **options):
+    return make_update(student, METHODS["saki"], Objective(), SGD, **options)
 
 
 def updated(session, params, rollout, **options):
@@ -76,10 +77,10 @@ def updated(session, params, rollout, **options):
     return update(init_state(params, SGD), rollout, step_key(0, 1))
 
 
-@pytest.mark.parametrize("micro_batch", [0, 3])
-def test_r02_ratio_is_1_before_the_first_update(session, params, micro_batch):
+@pytest.mark.parametrize("tokens", [1, 50, 10_000])
+def test_r02_ratio_is_1_before_the_first_update(session, params, tokens):
     rollout = roll(session, params)
-    _, stats = updated(session, params, rollout, micro_batch=micro_batch)
+    _, stats = updated(session, params, rollout, tokens_per_micro_batch=tokens)
     assert stats["log_p_gap_max"] <= 1e-4
     assert stats["ratio_clip_rate"] == 0.0
     assert stats["teacher_mode_rate"] > 0

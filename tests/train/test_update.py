@@ -9,8 +9,9 @@ import optax
 import pytest
 
 from saki_jax.models.sharding import batch_sharding, make_mesh
+from saki_jax.rollout.packing import Shape, pack
 from saki_jax.train.baselines import METHODS
-from saki_jax.train.examples import Examples, bucket_widths, cut, narrowed, sequences
+from saki_jax.train.examples import packed_examples
 from saki_jax.train.losses import response_hidden, response_logprobs
 from saki_jax.train.objective import Objective, Signals
 from saki_jax.train.optimizer import make_optimizer
@@ -101,7 +102,7 @@ R08 = [[1.0, 3.0], [0.5] * 6]
 
 
 def test_r08_token_mean_over_the_whole_batch():
-    _, stats = one_update(k1_rollout(R08), micro_batch=1)
+    _, stats = one_update(k1_rollout(R08), tokens_per_micro_batch=1)
     np.testing.assert_allclose(stats["loss"], 0.875, rtol=1e-5)
 
 
@@ -118,8 +119,8 @@ def test_r08_every_cut_gives_the_same_loss_and_gradient():
     rollout = uneven_rollout()
     whole, stats = one_update(rollout)
     assert np.abs(whole.params["table"]).max() > 0.01
-    for micro_batch in (1, 2, 4):
-        state, other = one_update(rollout, micro_batch=micro_batch)
+    for tokens in (1, 20, 40):
+        state, other = one_update(rollout, tokens_per_micro_batch=tokens)
         np.testing.assert_allclose(other["loss"], stats["loss"], atol=1e-6)
         np.testing.assert_allclose(state.params["table"], whole.params["table"], atol=1e-6)
 
@@ -127,7 +128,7 @@ def test_r08_every_cut_gives_the_same_loss_and_gradient():
 def test_r22_the_last_partial_micro_batch_loses_nothing():
     rollout = uneven_rollout(rows=7)
     whole, stats = one_update(rollout)
-    state, other = one_update(rollout, micro_batch=4)
+    state, other = one_update(rollout, tokens_per_micro_batch=16)
     np.testing.assert_allclose(other["loss"], stats["loss"], atol=1e-6)
     np.testing.assert_allclose(state.params["table"], whole.params["table"], atol=1e-6)
     assert other["num_valid"] == stats["num_valid"]
@@ -136,8 +137,10 @@ def test_r22_the_last_partial_micro_batch_loses_nothing():
 def test_r22_five_rows_of_equal_gradient_in_fours():
     # The same token gradient g everywhere: the mean is g, not 5/8 or 1/4 of it.
     rollout = weight_rollout(rows=5)
-    for micro_batch in (1, 4, 5):
-        state, _ = one_update(rollout, params=weight(), student=ONE_WEIGHT, micro_batch=micro_batch)
+    for tokens in (1, 4, 5):
+        state, _ = one_update(
+            rollout, params=weight(), student=ONE_WEIGHT, tokens_per_micro_batch=tokens
+        )
         np.testing.assert_allclose(state.params["w"], [-1.0], rtol=1e-6)
 
 
@@ -154,12 +157,12 @@ def weight_rollout(rows):
 
 
 def test_r10_step_size_does_not_shrink_with_accumulation():
-    for micro_batch in (8, 4, 2, 1):
+    for tokens in (8, 4, 2, 1):
         state, _ = one_update(
             weight_rollout(rows=8),
             params=weight(),
             student=ONE_WEIGHT,
-            micro_batch=micro_batch,
+            tokens_per_micro_batch=tokens,
         )
         np.testing.assert_allclose(state.params["w"], [-1.0], rtol=1e-6)
 
@@ -174,8 +177,8 @@ def test_r09_any_number_of_devices(eight_devices, devices):
         rollout = jax.tree.map(
             lambda x: jax.device_put(x, batch_sharding(mesh)) if x.ndim else x, rollout
         )
-        for micro_batch in (0, devices):
-            state, stats = one_update(rollout, micro_batch=micro_batch)
+        for tokens in (1, 10_000):
+            state, stats = one_update(rollout, tokens_per_micro_batch=tokens, shards=devices)
             np.testing.assert_allclose(stats["loss"], 0.875, rtol=1e-5)
             np.testing.assert_allclose(state.params["table"], reference.params["table"], atol=1e-6)
 
@@ -239,16 +242,16 @@ def test_r13_the_end_token_is_trained_and_nothing_behind_it():
     assert state.params["table"][6, 4] < 0
 
 
-def examples_of(rollout):
-    routed = METHODS["saki"].route(rollout, KEY)
-    return Examples(
-        sequence=sequences(rollout),
-        prompt_length=rollout.prompts.length,
-        tokens=rollout.tokens,
-        routed=routed,
-        signals=Signals(log_p=rollout.log_p, log_t=rollout.log_t),
-        weights=routed.valid.astype(jnp.float32),
+def examples_of(rollout, shape):
+    """The rows in lines, and where their response tokens are predicted."""
+    examples, _ = packed_examples(
+        rollout,
+        METHODS["saki"].route(rollout, KEY),
+        Signals(log_p=rollout.log_p, log_t=rollout.log_t),
+        jnp.ones(rollout.tokens.shape),
+        shape,
     )
+    return examples, pack(rollout.prompts, rollout.length, shape)
 
 
 def test_r14_masks_and_logprobs_are_aligned():
@@ -258,18 +261,24 @@ def test_r14_masks_and_logprobs_are_aligned():
         table[previous, target] = np.log(p)
     params = {"table": jnp.asarray(table)}
     rollout = make_rollout([[1, 2, 3], [3]], [[4, 5], [4]], pad=6)
-    examples = examples_of(rollout)
-    hidden, _ = BIGRAM.forward(params, examples.sequence, None, None)
+    lines, packing = examples_of(rollout, Shape(passes=1, lines=1, width=8))
+    examples = jax.tree.map(lambda x: x[0], lines)
+    assert examples.sequence.tolist() == [[1, 2, 3, 4, 3, 0, 0, 0]]
+    hidden, _ = BIGRAM.forward(params, examples.sequence, None, None, examples.segment)
     head = functools.partial(BIGRAM.logits, params)
-    log_pi, _ = response_logprobs(head, response_hidden(hidden, examples), examples, chunk=512)
+    found, _ = response_logprobs(head, response_hidden(hidden, examples), examples, chunk=512)
+    log_pi = packing.collect(found[None], packing.response_slots(2))
     np.testing.assert_allclose(log_pi[0], [-2.07944, -0.69315], atol=1e-5)
     np.testing.assert_allclose(log_pi[1, 0], -2.07944, atol=1e-5)
-    assert rollout.valid.sum() == 3
+    assert rollout.valid.sum() == examples.routed.valid.sum() == 3
 
 
 def test_r15_sequences_have_no_gap_and_masks_follow_the_rows_own_prompt():
     rollout = make_rollout([[1, 2, 3], [1, 2, 3, 4, 5]], [[7, 6], [7, 6]], pad=3)
-    assert sequences(rollout).tolist() == [[1, 2, 3, 7, 6, 0, 0], [1, 2, 3, 4, 5, 7, 6]]
+    lines, _ = examples_of(rollout, Shape(passes=1, lines=1, width=11))
+    assert lines.sequence.tolist() == [[[1, 2, 3, 4, 5, 7, 1, 2, 3, 7, 0]]]
+    assert lines.segment.tolist() == [[[1] * 6 + [2] * 4 + [0]]]
+    assert lines.tokens.tolist() == [[[0, 0, 0, 0, 7, 6, 0, 0, 7, 6, 0]]]
     state, _ = one_update(rollout.replace(log_t=rollout.log_p - 1.0))
     moved = np.abs(np.asarray(state.params["table"])).sum(1) > 0
     # Predictions were made from the last prompt token (3 and 5) and from 7, nowhere else.
@@ -322,13 +331,13 @@ def test_r23_one_clip_after_all_micro_batches_and_the_norm_from_before_it():
     half = float(np.log(0.5))
     rollout = make_rollout([[0], [1]], [[0], [0]], log_p=[[half]] * 2, log_t=[[half - 1.0]] * 2)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0))
-    for micro_batch in (1, 2):
+    for tokens in (1, 2):
         state, stats = one_update(
             rollout,
             params={"w": jnp.zeros(2, jnp.float32)},
             student=student,
             optimizer=optimizer,
-            micro_batch=micro_batch,
+            tokens_per_micro_batch=tokens,
         )
         np.testing.assert_allclose(-state.params["w"], [0.70711, 0.70711], atol=1e-5)
         np.testing.assert_allclose(stats["grad_norm"], 2.12132, atol=1e-5)
@@ -372,32 +381,10 @@ def test_j05_one_trace_whatever_the_rows_look_like():
 
     optimizer = optax.sgd(1.0)
     student = type(model)(V, model.init_cache, forward, model.logits)
-    update = make_update(student, METHODS["saki"], Objective(), optimizer, micro_batch=1)
+    update = make_update(student, METHODS["saki"], Objective(), optimizer, tokens_per_micro_batch=1)
     state = init_state(flat_params(), optimizer)
-    for losses in ([[1.0, 2.0], [1.0]], [[1.0], [0.5] * 2], [[], [2.0] * 2]):
+    state, _ = update(state, k1_rollout([[1.0, 2.0], [1.0]], width=4), KEY)
+    traced = len(traces)
+    for losses in ([[1.0], [0.5] * 2], [[], [2.0] * 2], [[1.0] * 4] * 2, [[], []]):
         state, _ = update(state, k1_rollout(losses, width=4), KEY)
-    assert len(traces) == 1
-
-
-@pytest.mark.parametrize("micro_batch", [2, 3])
-def test_length_buckets_change_no_result(micro_batch):
-    rollout = uneven_rollout()
-    whole, stats = one_update(rollout)
-    state, other = one_update(rollout, micro_batch=micro_batch, length_buckets=3)
-    np.testing.assert_allclose(other["loss"], stats["loss"], atol=1e-6)
-    np.testing.assert_allclose(other["log_p_gap_max"], stats["log_p_gap_max"], atol=1e-6)
-    np.testing.assert_allclose(state.params["table"], whole.params["table"], atol=1e-6)
-
-
-def test_length_buckets_put_short_rows_into_narrow_passes():
-    rollout = uneven_rollout()
-    rows = examples_of(rollout)
-    micros = cut(rows, 2, by_length=True)
-    longest = micros.routed.valid.sum(2).max(1)
-    assert longest.tolist() == [1, 3, 5, 7]
-    widths = np.array(bucket_widths(7, 3))
-    assert widths.tolist() == [2, 4, 7]
-    assert widths[np.searchsorted(widths, longest)].tolist() == [2, 4, 7, 7]
-    narrow = narrowed(jax.tree.map(lambda x: x[0], micros), 2)
-    assert narrow.tokens.shape == (2, 2)
-    assert narrow.sequence.shape == (2, rollout.prompts.tokens.shape[1] + 2)
+    assert len(traces) == traced
