@@ -1,5 +1,7 @@
 """Small models and hand-made rollouts for the tests of the trainer."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -90,7 +92,7 @@ def make_rollout(
         teacher_mode=column(teacher_mode, pad, np.int32),
         teacher_sample=column(None, pad, np.int32),
         epsilon=jnp.float32(epsilon),
-        counters=Counters(*(jnp.copy(scalar) for _ in range(5))),
+        counters=Counters(*(jnp.copy(scalar) for _ in dataclasses.fields(Counters))),
     )
 
 

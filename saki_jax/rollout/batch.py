@@ -39,6 +39,7 @@ class Counters:
     student_forwards: Int[Array, ""]  # without prefills
     teacher_forwards: Int[Array, ""]  # without prefills; exactly 0 for student-only generation
     committed: Int[Array, ""]  # response tokens kept
+    prefilled: Int[Array, ""]  # prompts of more than one token that were run through the models
 
 
 @no_type_check

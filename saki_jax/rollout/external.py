@@ -18,10 +18,11 @@ from saki_jax.models.lm import LanguageModel
 from saki_jax.rollout import external_bridge as host
 from saki_jax.rollout.batch import Counters, Prompts, Rollout
 from saki_jax.rollout.external_programs import Programs
-from saki_jax.rollout.loop import Progress, check_prompts
+from saki_jax.rollout.loop import Progress
 from saki_jax.rollout.resident import GUIDED_FIELDS
 from saki_jax.rollout.slots import Slots
 from saki_jax.rollout.spec import RolloutSpec
+from saki_jax.rollout.waiting import check_prompts, make_queue
 
 
 def make_external(
@@ -91,7 +92,8 @@ class Run:
             name: zero.copy() for name in ("row", "sequence_id", "length", "pending", "count")
         }
         self.slots = Slots(**fields, alive=no.copy(), finished=no.copy(), nonfinite=no.copy())
-        self.next_row = 0
+        self.order, self.next_row = make_queue(prompts, self.rows).row, 0
+        self.prefilled = 0
         self.events = {
             name: np.full(
                 (self.rows, spec.response_length), spec.pad_id if dtype == jnp.int32 else 0, dtype
@@ -103,15 +105,18 @@ class Run:
         self.waves = self.row_waves = 0
 
     def admit(self) -> None:
-        """Prefills waiting prompts into free slots, as many at a time as the engine does."""
+        """Prefills waiting prompts into free slots, in the engine's order and when it does."""
         slots, spec = self.slots, self.spec
-        refill = spec.num_refill(self.rows)
-        while self.next_row < self.rows and (~slots.alive).sum() >= refill:
-            row = np.arange(self.next_row, min(self.next_row + refill, self.rows))
-            free = np.flatnonzero(~slots.alive)[: len(row)]
-            tokens = np.zeros((refill, self.prompts.tokens.shape[1]), np.int32)
+        at_once = spec.num_prefill(self.rows)
+        if (~slots.alive).sum() < spec.num_refill(self.rows, len(slots.alive)):
+            return
+        while self.next_row < self.rows and not slots.alive.all():
+            free = np.flatnonzero(~slots.alive)[:at_once]
+            row = self.order[self.next_row : self.next_row + len(free)]
+            free = free[: len(row)]
+            tokens = np.zeros((at_once, self.prompts.tokens.shape[1]), np.int32)
             tokens[: len(row)] = self.prompts.tokens[row]
-            target = np.full(refill, len(slots.alive), np.int32)
+            target = np.full(at_once, len(slots.alive), np.int32)
             target[: len(row)] = free
             if tokens.shape[1] > 1:
                 self.caches = self.programs.prefill(
@@ -124,6 +129,7 @@ class Run:
             slots.pending[free] = self.prompts.tokens[row, length - 1]
             slots.alive[free] = True
             self.next_row += len(row)
+            self.prefilled += int((length > 1).sum())
 
     def block(self) -> None:
         """Drafts and verifies on the devices, fetches the logits, couples and commits here."""
@@ -249,6 +255,7 @@ class Run:
             student_forwards=self.waves * self.spec.block_size,
             teacher_forwards=self.waves,
             committed=int(self.length.sum()),
+            prefilled=self.prefilled,
         )
         return Rollout(
             prompts=self.prompts,

@@ -1,6 +1,6 @@
 """The state of a rollout that stays on the devices, and the `Rollout` made of it at the end."""
 
-from typing import Any, no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from saki_jax.models.sharding import constrain
 from saki_jax.rollout.batch import Counters, Prompts, Rollout
 from saki_jax.rollout.slots import Block, Slots, empty_slots
 from saki_jax.rollout.spec import RolloutSpec
+from saki_jax.rollout.stash import Stash, empty_stash
 
 _IDS = jnp.int32
 _FLAG = jnp.bool_
@@ -51,12 +52,21 @@ class Resident:
 
     caches: tuple[Any, ...]  # one a model, W rows
     slots: Slots  # W rows
+    stash: Stash  # the prompts prefilled last
     events: dict[str, Array]  # fields of `Rollout`, [B, T] each
     length: Int[Array, "B"]  # of the rows harvested so far
     finished: Bool[Array, "B"]
     nonfinite: Bool[Array, "B"]
-    next_row: Int[Array, ""]  # first row that has not been admitted
+    next_row: Int[Array, ""]  # rows of the queue admitted so far
     tally: Tally
+
+
+class Sizes(NamedTuple):
+    """Of the storage for a batch."""
+
+    slots: int  # W
+    refill: int  # R, free slots at which rows are admitted
+    prefill: int  # Q, prompts prefilled together
 
 
 def allocate(
@@ -64,14 +74,15 @@ def allocate(
     spec: RolloutSpec,
     fields: dict[str, Any],
     prompts: Prompts,
-    slots: int,
+    sizes: Sizes,
 ) -> Resident:
-    """Fixed-shape storage for a batch: empty caches, free slots, blank results."""
+    """Fixed-shape storage for a batch: empty caches of W slots and Q prompts, blank results."""
     rows, prompt_length = prompts.tokens.shape
     zero = [jnp.zeros((), jnp.int32) for _ in range(5)]
     state = Resident(
-        caches=tuple(m.init_cache(slots, spec.cache_slots(prompt_length)) for m in models),
-        slots=empty_slots(slots, rows),
+        caches=tuple(m.init_cache(sizes.slots, spec.cache_slots(prompt_length)) for m in models),
+        slots=empty_slots(sizes.slots, rows),
+        stash=empty_stash(models, sizes.prefill, prompt_length),
         events={name: _blank(fields[name], rows, spec) for name in fields},
         length=jnp.zeros(rows, jnp.int32),
         finished=jnp.zeros(rows, bool),
@@ -80,6 +91,12 @@ def allocate(
         tally=Tally(*zero[1:]),
     )
     return rows_over_devices(state)
+
+
+def cache_bytes(models: tuple[LanguageModel, ...], rows: int, slots: int) -> int:
+    """Bytes of the models' caches of so many rows and slots, together."""
+    shapes = jax.eval_shape(lambda: tuple(model.init_cache(rows, slots) for model in models))
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
 
 def harvest(state: Resident) -> Resident:
@@ -117,7 +134,8 @@ def rows_over_devices(tree: Any) -> Any:
         return constrain(x, "batch", *(None,) * (x.ndim - 1)) if x.ndim else x
 
     if isinstance(tree, Resident):
-        return jax.tree.map(lay, tree.replace(caches=())).replace(caches=tree.caches)
+        plain = jax.tree.map(lay, tree.replace(caches=(), stash=()))
+        return plain.replace(caches=tree.caches, stash=tree.stash)
     return jax.tree.map(lay, tree)
 
 
@@ -161,6 +179,7 @@ def assemble(
         student_forwards=waves * block_size,
         teacher_forwards=waves if guided else jnp.zeros_like(waves),
         committed=state.tally.committed,
+        prefilled=state.stash.prefilled,
     )
     return Rollout(**by_row, epsilon=epsilon, counters=counters)
 

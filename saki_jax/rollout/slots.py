@@ -1,16 +1,11 @@
 """The slots of a rollout: which rows are being generated, how far they are, and the one place where
 tokens become committed."""
 
-from typing import Any, NamedTuple, no_type_check
+from typing import NamedTuple, no_type_check
 
-import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Int
-
-from saki_jax.models.lm import LanguageModel
-from saki_jax.models.sharding import constrain
-from saki_jax.rollout.batch import Prompts
 
 
 @no_type_check
@@ -29,6 +24,12 @@ class Slots:
     alive: Bool[Array, "W"]
     finished: Bool[Array, "W"]  # an end token was committed
     nonfinite: Bool[Array, "W"]  # stopped because a model emitted NaN or nothing but -inf
+
+    @property
+    def start(self) -> Int[Array, "W"]:
+        """Where the pending token is fed: ``length``, and 0 in slots without a live row, which then
+        never make attention read further than the live rows need."""
+        return jnp.where(self.alive, self.length, 0)
 
 
 class Block(NamedTuple):
@@ -113,69 +114,6 @@ def record(
         return field.at[slots.row[:, None], column].set(values.astype(field.dtype), mode="drop")
 
     return {name: write(table[name], values) for name, values in block.events.items()}
-
-
-def admit(
-    models: tuple[LanguageModel, ...],
-    params: tuple[Any, ...],
-    caches: tuple[Any, ...],
-    slots: Slots,
-    prompts: Prompts,
-    next_row: Int[Array, ""],
-    num_rows: Int[Array, ""],
-    refill_rows: int,
-) -> tuple[tuple[Any, ...], Slots, Int[Array, ""]]:
-    """Prefills the next R prompts and puts them into free slots (at least R must be free).
-
-    Rows beyond ``num_rows`` pad the batch for the devices and are never admitted. A prompt's last
-    token stays pending, so a prefill needs no logits.
-
-    Returns:
-      caches, slots and the next row to be admitted.
-    """
-    free = jnp.nonzero(~slots.alive, size=refill_rows, fill_value=slots.row.shape[0])[0]
-    row = next_row + jnp.arange(refill_rows, dtype=jnp.int32)
-    waiting = row < num_rows
-    target = jnp.where(waiting, free, slots.row.shape[0])  # behind the last slot: dropped
-    source = jnp.minimum(row, prompts.tokens.shape[0] - 1)
-    length = prompts.length[source]
-    inside = jnp.arange(prompts.tokens.shape[1])[None, :] < length[:, None]
-    # Padding may hold any placeholder; none of it reaches an embedding.
-    tokens = constrain(jnp.where(inside, prompts.tokens[source], 0), "batch", None)
-
-    def put(old: Array, new: Array) -> Array:
-        return old.at[target].set(new.astype(old.dtype), mode="drop")
-
-    last = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)[:, 0]
-    slots = Slots(
-        row=put(slots.row, row),
-        sequence_id=put(slots.sequence_id, prompts.sequence_id[source]),
-        length=put(slots.length, length - 1),
-        pending=put(slots.pending, last),
-        count=put(slots.count, jnp.zeros_like(row)),
-        alive=put(slots.alive, waiting),
-        finished=put(slots.finished, jnp.zeros_like(waiting)),
-        nonfinite=put(slots.nonfinite, jnp.zeros_like(waiting)),
-    )
-    caches = tuple(
-        _prefill(model, p, cache, tokens[:, :-1], target)
-        for model, p, cache in zip(models, params, caches, strict=True)
-    )
-    return caches, slots, jnp.minimum(next_row + refill_rows, num_rows)
-
-
-def _prefill(
-    model: LanguageModel, params: Any, cache: Any, tokens: Int[Array, "R J"], target: Array
-) -> Any:
-    """Runs the prompts through a small cache of their own and inserts it at the target slots."""
-    rows, width = tokens.shape
-    if width == 0:  # one-token prompts: the only token is the pending one
-        return cache
-    start = jnp.zeros(rows, jnp.int32)
-    _, fresh = model.forward(params, tokens, start, model.init_cache(rows, width))
-    return jax.tree.map(
-        lambda old, new: old.at[target, : new.shape[1]].set(new, mode="drop"), cache, fresh
-    )
 
 
 def _first(flags: Bool[Array, "W K"]) -> Int[Array, "W"]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 SOLVERS = ("newton", "bisect")
+_NARROWEST_PREFILL = 16  # columns; below, a forward costs the same
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,13 @@ class RolloutSpec:
       solver: "newton" (certified) or "bisect" (the paper's 16 waves), see `bridge.solve`.
       slots: rows generated at the same time; 0 = all rows of the batch at once. Fewer slots need
         less cache memory; finished rows make room for the next prompts.
-      refill_rows: prompts prefilled together. With prompts waiting, the loop is left as soon as so
-        many slots are free. 0 = all slots when every row has one, else a quarter of them.
+      cache_gib: memory for the key/value caches of all models and prompts, in GiB over all devices
+        together; there are no more slots than fit in. 0 = no limit.
+      refill_rows: waiting rows are admitted as soon as so many slots are free, and then into all
+        that are. 0 = all slots when every row has one, else a quarter of them.
+      prefill_prompts: Q, prompts prefilled together. Each is prefilled once for all its samples.
+      prefill_buckets: n: prompts are prefilled in P, P/2, .., P/2^(n-1) columns, whichever holds
+        the longest of the Q, but not in fewer than 16. Each is one more forward to compile.
       waves_per_call: waves (student-only: decode steps) between two reports of progress.
       score_tokens: tokens of a pass when the teacher scores a student-only rollout afterwards.
       teacher_sample: also draw from T at corrections (method `teacher_sampled`).
@@ -32,7 +38,10 @@ class RolloutSpec:
     block_size: int = 8
     solver: str = "newton"
     slots: int = 0
+    cache_gib: float = 0.0
     refill_rows: int = 0
+    prefill_prompts: int = 8
+    prefill_buckets: int = 3
     waves_per_call: int = 64
     score_tokens: int = 16384
     teacher_sample: bool = False
@@ -55,7 +64,10 @@ class RolloutSpec:
             "response_length": 1,
             "block_size": 1,
             "slots": 0,
+            "cache_gib": 0,
             "refill_rows": 0,
+            "prefill_prompts": 1,
+            "prefill_buckets": 1,
             "waves_per_call": 1,
             "score_tokens": 1,
         }.items():
@@ -66,16 +78,39 @@ class RolloutSpec:
         # A list would make the spec unhashable; ids of another type would compare as floats.
         object.__setattr__(self, "end_ids", tuple(int(i) for i in self.end_ids))
 
-    def num_slots(self, rows: int, shards: int = 1) -> int:
-        """W, the slots for a batch of so many rows, a multiple of the devices rows lie on."""
-        wanted = rows if self.slots == 0 else min(self.slots, rows)
-        return _round_up(wanted, shards)
+    def num_slots(self, rows: int, shards: int = 1, fit: int | None = None) -> int:
+        """W, the slots for a batch of so many rows, a multiple of the devices rows lie on.
 
-    def num_refill(self, rows: int, shards: int = 1) -> int:
-        """R, the prompts prefilled together, at most W."""
-        slots = self.num_slots(rows, shards)
+        Raises:
+          ValueError: fewer slots ``fit`` into `cache_gib` than there are devices.
+        """
+        wanted = _round_up(rows if self.slots == 0 else min(self.slots, rows), shards)
+        if fit is None:
+            return wanted
+        fit -= fit % shards
+        if fit < 1:
+            raise ValueError(
+                f"cache_gib {self.cache_gib} does not hold the caches of {shards} row(s), one a "
+                "device; give more, or shorten response_length or the prompts"
+            )
+        return min(wanted, fit)
+
+    def num_refill(self, rows: int, slots: int, shards: int = 1) -> int:
+        """R, the free slots at which rows are admitted, at most W = ``slots``."""
         default = slots if slots >= rows else slots // 4
         return min(_round_up(self.refill_rows or max(default, 1), shards), slots)
+
+    def num_prefill(self, rows: int, shards: int = 1) -> int:
+        """Q, the prompts prefilled together, a multiple of the devices rows lie on."""
+        return _round_up(min(self.prefill_prompts, rows), shards)
+
+    def prefill_widths(self, prompt_length: int) -> tuple[int, ...]:
+        """The columns of the compiled prefills of prompts of up to P tokens, widest first."""
+        widest = prompt_length - 1
+        halves = {-(-widest // 2**i) for i in range(self.prefill_buckets)} - {0}
+        return tuple(
+            sorted((w for w in halves if w in (widest, max(w, _NARROWEST_PREFILL))), reverse=True)
+        )
 
     def cache_slots(self, prompt_length: int) -> int:
         """S: prompt, response, and K more: a block that starts at the last token still fits."""

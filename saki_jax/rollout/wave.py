@@ -108,7 +108,7 @@ def draft(
     # A scan with the cache as carry: its writes stay in place and the model is compiled once.
     def step(carry, offset):
         cache, token = carry
-        hidden, cache = student.forward(params, token[:, None], slots.length + offset, cache)
+        hidden, cache = student.forward(params, token[:, None], slots.start + offset, cache)
         logits = student.logits(params, hidden[:, 0])
         keys = position_keys(key, slots.sequence_id, slots.count + offset, purpose)
         token = coupling.draw(logits, keys)
@@ -124,7 +124,7 @@ def verify(
 ) -> tuple[Any, Float[Array, "K W V"]]:
     """Teacher logits at the K drafted positions, in one forward over [pending, z_0 .. z_{K-2}]."""
     fed = jnp.concatenate([slots.pending[None, :], proposal[:-1]]).T  # [W, K]
-    hidden, cache = teacher.forward(params, constrain(fed, "batch", None), slots.length, cache)
+    hidden, cache = teacher.forward(params, constrain(fed, "batch", None), slots.start, cache)
     return cache, teacher.logits(params, hidden.swapaxes(0, 1))
 
 

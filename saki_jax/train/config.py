@@ -69,7 +69,10 @@ def default_config() -> ConfigDict:
     rollout.block_size = 8  # K, tokens drafted before the teacher verifies
     rollout.solver = "newton"  # newton: certified; bisect: the paper's 16 waves
     rollout.slots = 0  # rows generated at the same time, 0 = all; fewer need less cache memory
-    rollout.refill_rows = 0  # prompts prefilled together, 0 = a quarter of the slots
+    rollout.cache_gib = 0.0  # GiB for all key/value caches, over all devices; 0 = no limit
+    rollout.refill_rows = 0  # free slots at which waiting rows are admitted, 0 = a quarter of all
+    rollout.prefill_prompts = 8  # prompts prefilled together, each once for all its samples
+    rollout.prefill_buckets = 3  # n: prefills of P, P/2, .. P/2^(n-1) columns
     rollout.waves_per_call = 64  # waves between two reports of progress
     rollout.score_tokens = 16384  # tokens of a pass of the teacher's scoring, as in trainer
     rollout.end_ids = ()  # ids that end a response; () = all that the two folders name
@@ -173,7 +176,10 @@ def validate(config: ConfigDict) -> None:
             "rollout.response_length": 1,
             "rollout.block_size": 1,
             "rollout.slots": 0,
+            "rollout.cache_gib": 0,
             "rollout.refill_rows": 0,
+            "rollout.prefill_prompts": 1,
+            "rollout.prefill_buckets": 1,
             "rollout.waves_per_call": 1,
             "rollout.score_tokens": 1,
             "objective.micro_batch_rows": 1,

@@ -110,7 +110,7 @@ class Phases:
         return found
 
     def _time_prefill(self, note: Callable) -> None:
-        refill = self.spec.num_refill(self.rows)
+        refill = self.spec.num_prefill(self.rows)
         tokens = jnp.ones((refill, self.prompt_length - 1), jnp.int32)
         target = jnp.arange(refill, dtype=jnp.int32)
         params = (self.pair.student_params, self.pair.teacher_params)

@@ -19,8 +19,9 @@ from saki_jax.rollout.engine import make_rollout
 from saki_jax.rollout.generate import make_generate
 from saki_jax.rollout.keys import Purpose, step_key
 from saki_jax.rollout.score import score_rows
-from saki_jax.rollout.slots import admit, empty_slots
 from saki_jax.rollout.spec import RolloutSpec
+from saki_jax.rollout.stash import empty_stash, prefill_next
+from saki_jax.rollout.waiting import make_queue
 from toys import lookup_model, random_table
 
 VOCAB = len(addition.TOKENS) + 2  # two rows of the head have no token
@@ -173,32 +174,40 @@ def test_repeated_ids_are_refused(generate, table, encoded, tokenizer):
 
 
 def seen_by(model: LanguageModel) -> tuple[LanguageModel, list[np.ndarray]]:
-    """The model, and a list of all token arrays that its forward is given; not for jit."""
+    """The model, and a list of all token arrays that its forward sees (at `effects_barrier`)."""
     seen: list[np.ndarray] = []
 
     def forward(params, tokens, start, cache, segment_ids=None):
-        seen.append(np.asarray(tokens))
+        jax.debug.callback(lambda x: seen.append(np.asarray(x)), tokens, ordered=True)
         return model.forward(params, tokens, start, cache, segment_ids)
 
     return dataclasses.replace(model, forward=forward), seen
 
 
 def prefilled(model: LanguageModel, table, prompts: Prompts) -> np.ndarray:
-    """The tokens that generation feeds into a model's cache for these prompts."""
+    """The tokens that generation feeds into a model's cache for these prompts, by row."""
     model, seen = seen_by(model)
-    rows = prompts.tokens.shape[0]
-    cache = model.init_cache(rows, 20)
-    none, count = jnp.int32(0), jnp.int32(rows)
-    admit((model,), (table,), (cache,), empty_slots(rows, rows), prompts, none, count, rows)
-    return seen[0]
+    rows, width = prompts.tokens.shape
+    stash = empty_stash((model,), rows, width)
+    queue = jax.tree.map(jnp.asarray, make_queue(prompts, rows))
+    prefill_next((model,), (table,), stash, prompts, queue, rows, (width - 1,))
+    jax.effects_barrier()
+    by_row = np.zeros_like(seen[0])
+    by_row[np.asarray(queue.row)] = seen[0][np.asarray(queue.prompt)]
+    return by_row
 
 
 def scored(model: LanguageModel, table, prompts: Prompts) -> np.ndarray:
     """The tokens that the teacher's scoring pass is given for these prompts."""
     model, seen = seen_by(model)
-    response = jnp.zeros((prompts.tokens.shape[0], 4), jnp.int32)
-    score_rows(model, table, prompts, response, response == 0, END)
-    return seen[0]
+    rows, width = prompts.tokens.shape
+    response, length = jnp.zeros((rows, 1), jnp.int32), jnp.ones(rows, jnp.int32)
+    score_rows(model, table, prompts, response, length, budget=width)
+    jax.effects_barrier()
+    by_row = np.zeros((rows, width), np.int32)
+    # One row a pass, longest first.
+    by_row[np.argsort(-np.asarray(prompts.length), kind="stable")] = np.concatenate(seen)
+    return by_row
 
 
 def test_t03_training_evaluation_and_teacher_see_the_same_prompts(model, table, encoded):

@@ -12,14 +12,15 @@ import pytest
 from saki_jax.models.config import PRESETS
 from saki_jax.models.qwen3 import init_params, language_model
 from saki_jax.models.sharding import make_mesh, param_shardings
+from saki_jax.rollout.advance import advance
 from saki_jax.rollout.engine import make_guided, make_rollout
-from saki_jax.rollout.generate import make_generate
+from saki_jax.rollout.generate import make_generate, student_wave
 from saki_jax.rollout.keys import Purpose, step_key
-from saki_jax.rollout.loop import Loop
-from saki_jax.rollout.resident import GUIDED_FIELDS, allocate
-from saki_jax.rollout.score import join
+from saki_jax.rollout.packing import join
+from saki_jax.rollout.resident import GUIDED_FIELDS, STUDENT_FIELDS, Sizes, allocate
 from saki_jax.rollout.slots import Block, Slots, commit
 from saki_jax.rollout.spec import RolloutSpec
+from saki_jax.rollout.waiting import make_queue
 from saki_jax.rollout.wave import draft, guided_wave, verify
 from toy_engines import assert_same
 from toys import prompts_of, responses, with_poisoned_cache
@@ -168,16 +169,32 @@ def test_j13_in_bfloat16_the_records_still_belong_to_one_computation():
     assert (np.asarray(r.kl) <= EPSILON * (1 + 1e-5)).all()
 
 
-@pytest.mark.slow
-def test_the_caches_are_donated_and_written_in_place():
+def test_shared_prompts_narrow_prefills_and_refill_change_no_token():
+    """Prompts of 2 to 40 tokens, two samples each, two prompts at a time, in 39 or 20 columns."""
+    rng = np.random.default_rng(2)
+    texts = [rng.integers(4, CONFIG.vocab_size, n).tolist() for n in (40, 3, 22, 19, 21, 2)] * 2
+    prompts = prompts_of(texts, width=40)
+    assert spec().prefill_widths(40) == (39, 20)
+    few = guided(response_length=12, prefill_prompts=2)(*pair(), prompts, EPSILON, KEY)
+    at_once = make_guided(MODEL, MODEL, spec(response_length=12, prefill_buckets=1))
+    assert_same(few, at_once(*pair(), prompts, EPSILON, KEY), but=("counters",), atol=1e-5)
+    assert int(few.counters.prefilled) == 6
+
+
+@pytest.mark.parametrize("guided", [True, False])
+def test_the_caches_are_donated_and_written_in_place(guided):
     """The compiled call reuses its argument's memory, and no instruction copies a cache."""
+    models = (MODEL, MODEL) if guided else (MODEL,)
     wave = functools.partial(guided_wave, MODEL, MODEL, spec())
+    if not guided:
+        wave = functools.partial(student_wave, MODEL, Purpose.DRAFT)
     fields = {name: GUIDED_FIELDS[name] for name in GUIDED_FIELDS if name != "teacher_sample"}
-    loop = Loop((MODEL, MODEL), wave, 4, spec(slots=24), fields, None)
-    prompts = batch(48)
-    state = allocate((MODEL, MODEL), spec(), fields, prompts, 24)
-    jitted = loop._compiled(state)
-    compiled = jitted.lower(state, pair(), prompts, jnp.int32(48), KEY, jnp.float32(0.1)).compile()
+    sizes, prompts = Sizes(slots=24, refill=6, prefill=8), batch(48)
+    state = allocate(models, spec(), fields if guided else STUDENT_FIELDS, prompts, sizes)
+    run = functools.partial(advance, models, wave, spec(), sizes)
+    params, queue = pair()[: len(models)], make_queue(prompts, 48)
+    jitted = jax.jit(run, donate_argnums=0)
+    compiled = jitted.lower(state, params, prompts, queue, KEY, jnp.float32(0.1)).compile()
     caches = jax.tree.leaves(state.caches)
     assert compiled.memory_analysis().alias_size_in_bytes >= sum(x.nbytes for x in caches)
     shape = ",".join(map(str, caches[0].shape))

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from saki_jax.rollout.keys import step_key
-from saki_jax.rollout.resident import GUIDED_FIELDS, allocate
-from saki_jax.rollout.slots import admit, commit, record
+from saki_jax.rollout.resident import GUIDED_FIELDS, Sizes, allocate
+from saki_jax.rollout.slots import commit, record
+from saki_jax.rollout.stash import admit, prefill_next
+from saki_jax.rollout.waiting import make_queue
 from saki_jax.rollout.wave import guided_wave
 from toy_engines import (
     ORDER,
@@ -33,7 +35,10 @@ from toys import (
 EPSILON = 0.05
 KEY = step_key(0, 1)
 PLAIN = {"block_size": 4}
-REFILL = {"slots": 5, "refill_rows": 1, "waves_per_call": 3}
+SCHEDULES = [
+    {"slots": 5, "refill_rows": 1, "waves_per_call": 3},
+    {"slots": 7, "refill_rows": 3, "prefill_prompts": 2},
+]
 
 
 def log_softmax(logits) -> np.ndarray:
@@ -107,9 +112,12 @@ def test_s20_a_block_size_that_changes_on_the_way_changes_nothing(one_by_one):
     params, both = (student, teacher), (model, model)
     names = ("tokens", "corrected", "log_q", "beta")
     fields = {name: GUIDED_FIELDS[name] for name in names}
-    state = allocate(both, spec(block_size=8), fields, batch, ROWS)
-    zero, rows = jnp.int32(0), jnp.int32(ROWS)
-    caches, slots, _ = admit(both, params, state.caches, state.slots, batch, zero, rows, ROWS)
+    wide = spec(block_size=8)
+    state = allocate(both, wide, fields, batch, Sizes(ROWS, ROWS, ROWS))
+    queue = jax.tree.map(jnp.asarray, make_queue(batch, ROWS))
+    widths = wide.prefill_widths(batch.tokens.shape[1])
+    stash = prefill_next(both, params, state.stash, batch, queue, ROWS, widths)
+    caches, slots, _ = admit(state.caches, state.slots, stash, batch, queue, jnp.int32(0), ROWS)
 
     @functools.partial(jax.jit, static_argnums=0)
     def one_wave(block_size, caches, slots, table):
@@ -130,9 +138,28 @@ def test_s20_a_block_size_that_changes_on_the_way_changes_nothing(one_by_one):
         np.testing.assert_allclose(table[name], getattr(one_by_one, name), rtol=0, atol=1e-6)
 
 
-def test_other_slot_counts_change_nothing(one_by_one):
-    r = guided(**REFILL)(*tables(7), prompts(7), EPSILON, KEY)
+@pytest.mark.parametrize("changes", SCHEDULES)
+def test_no_other_schedule_changes_anything(one_by_one, changes):
+    r = guided(**changes)(*tables(7), prompts(7), EPSILON, KEY)
     assert_same(r, one_by_one, but=("counters",), atol=1e-6)
+
+
+def test_a_prompt_is_prefilled_once_for_all_its_samples():
+    """Four prompts, eight samples, not side by side; five slots, two prompts at a time."""
+    texts = [[1, 2, 3], [4, 4], [5], [3, 2]] * 8
+    batch = prompts_of(texts, width=4)
+    run = guided(slots=5, refill_rows=2, prefill_prompts=2)
+    r = run(*tables(7), batch, EPSILON, KEY)
+    assert int(r.counters.prefilled) == 3  # and the prompt of one token has nothing to prefill
+    each = guided(prefill_prompts=1)(*tables(7), batch, EPSILON, KEY)
+    assert int(each.counters.prefilled) == 3
+    assert_same(each, r, but=("counters",), atol=1e-6)
+    # Were the samples of a prompt copies of one another's noise, or of another prompt's cache?
+    assert len(set(responses(r))) > len(texts) // 2
+    changed = prompts_of([[1, 2, 4], *texts[1:]], width=4)
+    other = run(*tables(7), changed, EPSILON, KEY)
+    assert int(other.counters.prefilled) == 4
+    assert responses(other)[1:] == responses(r)[1:]
 
 
 def test_s15_a_permuted_batch_gives_the_permuted_responses():

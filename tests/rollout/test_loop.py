@@ -7,11 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from saki_jax.rollout.advance import advance
 from saki_jax.rollout.keys import step_key
 from saki_jax.rollout.loop import Loop
-from saki_jax.rollout.resident import STUDENT_FIELDS, allocate
+from saki_jax.rollout.resident import STUDENT_FIELDS, Sizes, allocate
 from saki_jax.rollout.slots import Block
 from saki_jax.rollout.spec import RolloutSpec
+from saki_jax.rollout.waiting import make_queue
 from toys import lookup_model, prompts_of
 
 V = 100
@@ -70,6 +72,19 @@ def test_slots_are_refilled_as_rows_finish():
     assert int(waiting.counters.waves) == 8 + 1 + 1
 
 
+def test_the_memory_for_caches_limits_the_slots():
+    """A slot of the lookup model holds 8 bytes a token; a row has 1 + T + K tokens of room."""
+    lengths = [5, 3, 9, 2, 7, 3]
+    one_row, stash = 8 * (1 + T + 8), 8 * len(lengths)
+    three = answer(lengths, slots=3)
+    budget = (stash + 3.9 * one_row) / 2**30
+    within = answer(lengths, cache_gib=budget)
+    assert int(within.counters.waves) == int(three.counters.waves)
+    assert int(three.counters.waves) > int(answer(lengths).counters.waves)
+    with pytest.raises(ValueError, match="does not hold the caches of 1 row"):
+        answer(lengths, cache_gib=(stash + 0.9 * one_row) / 2**30)
+
+
 def test_progress_counts_rows_and_tokens():
     heard = []
     r = answer([2, 4, 6], heard, waves_per_call=1)
@@ -91,11 +106,12 @@ def test_j12_the_loop_ends_when_the_last_row_does():
 
 
 def test_j12_without_a_row_to_answer_there_is_no_wave():
-    loop, spec = loop_of()
-    batch = prompts_of([[1], [1]])
-    state = allocate((lookup_model(V, 1),), spec, STUDENT_FIELDS, batch, 2)
-    table = jnp.zeros(((V + 1) * 2, V))
-    nobody = jnp.int32(0)
-    state, report = jax.jit(loop._run)(state, (table,), batch, nobody, KEY, jnp.float32(0))
-    assert report.tolist() == [0, 0, 0, 0, 0]
+    _, spec = loop_of()
+    batch, sizes = prompts_of([[1], [1]]), Sizes(2, 2, 2)
+    model, table = lookup_model(V, 1), jnp.zeros(((V + 1) * 2, V))
+    state = allocate((model,), spec, STUDENT_FIELDS, batch, sizes)
+    nobody = make_queue(batch, 2).replace(num_rows=np.int32(0))
+    run = functools.partial(advance, (model,), functools.partial(counting_wave, 2), spec, sizes)
+    state, report = jax.jit(run)(state, (table,), batch, nobody, KEY, jnp.float32(0))
+    assert set(map(int, report)) == {0}
     assert int(state.tally.waves) == 0

@@ -46,5 +46,29 @@ def test_refill_never_waits_for_more_slots_than_there_are():
     for rows, slots, shards in [(12, 0, 1), (100, 16, 8), (100, 3, 1), (7, 1, 1), (5, 0, 8)]:
         for refill in (0, 1, 1000):
             s = spec(slots=slots, refill_rows=refill)
-            assert 1 <= s.num_refill(rows, shards) <= s.num_slots(rows, shards)
-            assert s.num_refill(rows, shards) % shards == 0
+            wide = s.num_slots(rows, shards)
+            assert 1 <= s.num_refill(rows, wide, shards) <= wide
+            assert s.num_refill(rows, wide, shards) % shards == 0
+
+
+def test_no_more_slots_than_fit_into_the_memory_for_caches():
+    assert spec().num_slots(64, fit=20) == 20
+    assert spec(slots=8).num_slots(64, fit=20) == 8
+    assert spec().num_slots(64, shards=8, fit=20) == 16
+    with pytest.raises(ValueError, match="does not hold the caches of 8 row"):
+        spec(cache_gib=0.5).num_slots(64, shards=8, fit=7)
+
+
+@pytest.mark.parametrize(
+    ("prompt_length", "buckets", "widths"),
+    [
+        (1, 3, ()),
+        (2, 3, (1,)),
+        (9, 3, (8,)),
+        (41, 1, (40,)),
+        (41, 3, (40, 20)),
+        (257, 4, (256, 128, 64, 32)),
+    ],
+)
+def test_prompts_are_prefilled_in_a_few_widths(prompt_length, buckets, widths):
+    assert spec(prefill_buckets=buckets).prefill_widths(prompt_length) == widths

@@ -178,7 +178,7 @@ def test_j05_one_compilation_each_whatever_epsilon_is(checkpoints, caplog):
             state, _ = session.update(state, rollout, step_key(0, step))
     traced = re.findall(r"Finished tracing (\w+) for jit", caplog.text)
     assert traced.count("update") == 1
-    assert traced.count("_run") == 2  # the guided loop and the student's own
+    assert traced.count("advance") == 2  # the guided loop and the student's own
     assert max(map(traced.count, ("terms", "copy"))) == 1
 
 
