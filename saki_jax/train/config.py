@@ -136,7 +136,7 @@ def default_config() -> ConfigDict:
     probe.steps = ()  # after which steps it is measured; the paper: 50, 100, 200
 
     config.checkpoint = checkpoint = ConfigDict()
-    checkpoint.every = 10  # steps; the last step is always saved
+    checkpoint.every = 10  # steps; the last step and `keep_steps` are always saved
     checkpoint.keep = 3  # the newest so many stay
     checkpoint.keep_steps = ()  # these stay for ever
     return config.lock()

@@ -1,6 +1,6 @@
 """The training loop: set up, step, report.
 
-    for each step:  prompts -> rollout -> update -> metrics [-> evaluation] [-> checkpoint]
+    each step:  prompts -> rollout -> update -> metrics [-> evaluation] [-> probe] [-> checkpoint]
 
 All randomness of a step follows from (seed, step), so a run that is continued from a checkpoint
 makes the steps that it would have made.
@@ -24,6 +24,7 @@ from saki_jax.train.checkpoint import Checkpoints
 from saki_jax.train.config import flatten
 from saki_jax.train.evaluations import Evaluations
 from saki_jax.train.metrics import MetricsWriter, not_measured, step_record
+from saki_jax.train.probing import RunProbe
 from saki_jax.train.progress import Reporter, summary_table
 from saki_jax.train.rundir import RunDir, write_evidence, write_json
 from saki_jax.train.schedule import epsilon_at
@@ -72,8 +73,12 @@ class _Run:
         self.folder = folder
         self.report = report
         self.evaluations = Evaluations(folder.evaluations, report)
+        self.probe: RunProbe | None = None
+        if config.probe.path:
+            self.probe = RunProbe(config, session.pair, folder.probe, report)
+        self.keep_steps = tuple(config.checkpoint.keep_steps)
         self.checkpoints = Checkpoints(
-            folder.checkpoints, keep=config.checkpoint.keep, keep_steps=config.checkpoint.keep_steps
+            folder.checkpoints, keep=config.checkpoint.keep, keep_steps=self.keep_steps
         )
 
     def to_the_end(self, continued: bool) -> dict[str, Any]:
@@ -89,7 +94,7 @@ class _Run:
                     state, record = self.step(state, step)
                     metrics.write(record)
                     self.report.step_done(record)
-                    if self.due(step, self.config.checkpoint.every):
+                    if self.due(step, self.config.checkpoint.every) or step in self.keep_steps:
                         self.checkpoints.save(step, state, self.position(step))
         return self.finish()
 
@@ -120,7 +125,7 @@ class _Run:
         return step == self.config.steps or (every > 0 and step % every == 0)
 
     def step(self, state: TrainState, step: int) -> tuple[TrainState, dict[str, Any]]:
-        """One rollout, one update, and an evaluation where it is due."""
+        """One rollout, one update, and evaluation and probe where they are due."""
         seconds: dict[str, float] = {}
         key = step_key(self.config.seed, step)
         with timed(seconds, "rollout"):
@@ -139,6 +144,10 @@ class _Run:
                 scores = self.evaluations.student(self.session, state.params, step)
             record |= {f"eval_{name}": value for name, value in scores.items() if "_at_" in name}
             record["seconds_evaluation"] = seconds["evaluation"]
+        if self.probe and step in self.config.probe.steps:
+            with timed(seconds, "probe"):
+                record |= self.probe(self.session.copy(state.params), step)
+            record["seconds_probe"] = seconds["probe"]
         return state, record
 
     def rollout(self, state: TrainState, step: int, key: jax.Array) -> Rollout:

@@ -3,6 +3,7 @@
     config.json      the configuration, written once
     metrics.jsonl    a JSON object a step
     evaluations/     what each evaluation found, with the responses
+    probe/           what the fixed-prefix probe found
     checkpoints/     states to go on from
     tensorboard/     the metrics again
     evidence/        batches on which a run stopped
@@ -26,7 +27,7 @@ import numpy as np
 from saki_jax.rollout.batch import Rollout
 from saki_jax.train.config import ConfigError
 
-_OURS = ("metrics.jsonl", "evaluations", "checkpoints", "summary.json")
+_OURS = ("metrics.jsonl", "evaluations", "probe", "checkpoints", "summary.json")
 
 
 class RunDir:
@@ -38,6 +39,7 @@ class RunDir:
         self.metrics = self.path / "metrics.jsonl"
         self.summary = self.path / "summary.json"
         self.evaluations = self.path / "evaluations"
+        self.probe = self.path / "probe"
         self.checkpoints = self.path / "checkpoints"
         self.tensorboard = self.path / "tensorboard"
         self.evidence = self.path / "evidence"
@@ -90,8 +92,8 @@ class RunDir:
             if moved:
                 os.rename(self.metrics, _free_name(self.metrics))
                 _write_whole(self.metrics, "".join(kept))
-        for file in sorted(self.evaluations.glob("student_*.json*")):
-            if int(file.name.removeprefix("student_").split(".")[0]) > step:
+        for file in sorted([*self.evaluations.glob("student_*"), *self.probe.glob("step_*")]):
+            if int(file.name.split("_")[1].split(".")[0]) > step:
                 os.rename(file, _free_name(file))
         return moved
 
