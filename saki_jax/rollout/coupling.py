@@ -10,7 +10,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from saki_jax.rollout.bridge import Bridge, log_ratios
-from saki_jax.rollout.keys import gumbel
+from saki_jax.rollout.keys import gumbel, gumbel_at
+from saki_jax.rollout.tiles import default_tile, fold_vocabulary
 
 
 def draw(logits: Float[Array, "*B V"], keys: jax.Array) -> Int[Array, "*B"]:
@@ -60,9 +61,22 @@ def draw_residual(
       Tokens and ``found``. Where ``found`` is False no token has q > p: after rounding p and q are
       equal, so keep the proposal, count it as accepted and report a residual mass of 0.
     """
-    a, b = logits_p.astype(jnp.float32), logits_t.astype(jnp.float32)
-    _, _, log_q, x = log_ratios(bridge, a, b)
-    # log [q - p]+ = log q + log(1 - e^-x)
-    weight = jnp.where(x > 0, log_q + jnp.log(-jnp.expm1(-x)), -jnp.inf)
-    found = jnp.any(weight > -jnp.inf, axis=-1)
-    return draw(weight, keys), found
+    vocab = logits_p.shape[-1]
+
+    def step(best: tuple, a: Array, b: Array, ids: Array) -> tuple:
+        score, token = best
+        _, _, log_q, x = log_ratios(bridge, a, b)
+        # log [q - p]+ = log q + log(1 - e^-x)
+        weight = jnp.where(x > 0, log_q + jnp.log(-jnp.expm1(-x)), -jnp.inf)
+        noisy = weight + gumbel_at(keys, ids)
+        top = jnp.max(noisy, axis=-1)
+        inside = jnp.broadcast_to(ids, noisy.shape)
+        first = jnp.min(jnp.where(noisy == top[..., None], inside, vocab - 1), axis=-1)
+        # Of equals the lowest id, in whatever order the tiles come.
+        better = (top > score) | ((top == score) & (first < token))
+        return jnp.where(better, top, score), jnp.where(better, first, token)
+
+    rows = logits_p.shape[:-1]
+    none = (jnp.full(rows, -jnp.inf), jnp.full(rows, vocab - 1, jnp.int32))
+    score, token = fold_vocabulary(step, none, logits_p, logits_t, default_tile())
+    return token, score > -jnp.inf

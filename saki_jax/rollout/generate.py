@@ -24,8 +24,9 @@ Generate = Callable[..., Rollout]
 def make_generate(student: LanguageModel, spec: RolloutSpec, mesh: Mesh | None = None) -> Generate:
     """Builds ``generate(params, prompts, key, purpose, on_progress=None) -> Rollout``.
 
-    Call it once and keep the result: the compiled program lives in it (one for each shape of
-    prompts and each purpose).
+    The compiled program lives in the result, one for each shape of prompts and each purpose; equal
+    arguments give the same result, so that a rollout at epsilon 0 runs the very program of
+    generation. (The last few are kept.)
 
         generate = make_generate(model, RolloutSpec(response_length=64, end_ids=(2,), pad_id=2))
         rollout = generate(params, prompts, step_key(seed, step), Purpose.DRAFT)
@@ -37,8 +38,11 @@ def make_generate(student: LanguageModel, spec: RolloutSpec, mesh: Mesh | None =
     counter of exactly 0, whose ``log_t`` and ``teacher_mode`` are blank until `score` fills them.
     It raises ValueError for empty prompts or repeated sequence ids.
     """
-    spec = spec.for_student_only()
+    return _make_generate(student, spec.for_student_only(), mesh)
 
+
+@functools.lru_cache(maxsize=8)
+def _make_generate(student: LanguageModel, spec: RolloutSpec, mesh: Mesh | None) -> Generate:
     @functools.cache
     def loop(purpose: Purpose) -> Loop:
         wave = functools.partial(student_wave, student, purpose)

@@ -10,7 +10,7 @@ from enum import IntEnum
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt32
 
 from saki_jax.rollout.noise import gumbel_from_bits, threefry
 
@@ -64,12 +64,21 @@ def gumbel(keys: jax.Array, vocab_size: int) -> Float[Array, "*B V"]:
     Raises:
       ValueError: the keys are not of the generator that `step_key` names.
     """
+    shape = (*keys.shape, vocab_size)
+    return _gumbel(keys, lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 1))
+
+
+def gumbel_at(keys: jax.Array, ids: Int[Array, "W"]) -> Float[Array, "*B W"]:
+    """The values of `gumbel` at these ids alone; bit for bit the same."""
+    shape = (*keys.shape, ids.shape[0])
+    return _gumbel(keys, lax.broadcast_in_dim(ids.astype(jnp.uint32), shape, (len(shape) - 1,)))
+
+
+def _gumbel(keys: jax.Array, index: UInt32[Array, "*B W"]) -> Float[Array, "*B W"]:
     if keys.dtype != jax.random.key(0, impl=GENERATOR).dtype:
         raise ValueError(f"keys must be {GENERATOR} keys as made by step_key, got {keys.dtype}")
     words = jax.random.key_data(keys)[..., None]  # [*B, 2, 1]
-    shape = (*keys.shape, vocab_size)
-    index = lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 1)
-    key = tuple(jnp.broadcast_to(words[..., i, :], shape) for i in range(2))
+    key = tuple(jnp.broadcast_to(words[..., i, :], index.shape) for i in range(2))
     return gumbel_from_bits(*threefry(key, (index, jnp.zeros_like(index))))
 
 

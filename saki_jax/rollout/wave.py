@@ -171,7 +171,8 @@ def correct(
     def pick(x: Array) -> Array:
         """[K, W, ...] -> [W, ...] at each row's offset."""
         index = first.reshape(1, -1, *(1,) * (x.ndim - 2))
-        return jnp.take_along_axis(x, index, axis=0)[0]
+        # Clipped, as the default would fill what lies outside, in a copy of its own.
+        return jnp.take_along_axis(x, index, axis=0, mode="clip")[0]
 
     def keys(purpose: Purpose) -> jax.Array:
         return position_keys(key, slots.sequence_id, slots.count + first, purpose)

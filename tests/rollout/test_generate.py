@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from saki_jax.rollout.engine import make_rollout
 from saki_jax.rollout.generate import describe_draw, make_generate
 from saki_jax.rollout.keys import Purpose, step_key
 from toy_engines import ORDER, ROWS, T, V, assert_same, guided, prompts, spec, tables
@@ -145,3 +146,26 @@ def test_j05_one_program_for_prompts_of_one_width():
             first = len(traces)
     assert len(traces) == first
     assert spec(waves_per_call=1).for_student_only().waves_per_call < T  # several calls each
+
+
+def test_at_epsilon_zero_the_engine_runs_the_very_program_of_generation():
+    traces = []
+    model = lookup_model(V, ORDER)
+
+    def logits(params, hidden):
+        traces.append(hidden.shape)
+        return model.logits(params, hidden)
+
+    student = dataclasses.replace(model, logits=logits)
+    r = make_rollout(student, model, spec())(*tables(3), prompts(3), 0.0, KEY)
+    compiled = len(traces)
+    assert compiled > 0
+    generate = make_generate(student, spec())
+    assert_same(
+        generate(tables(3)[0], prompts(3), KEY, Purpose.DRAFT),
+        r,
+        but=("log_t", "teacher_mode"),
+    )
+    assert len(traces) == compiled
+    assert make_generate(student, spec()) is generate
+    assert make_generate(student, spec(response_length=T - 1)) is not generate
