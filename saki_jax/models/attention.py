@@ -1,24 +1,72 @@
-"""Grouped-query attention over masked slots."""
+"""Grouped-query attention, each query over its range of slots: one function, three ways.
+
+Query head h reads key/value head h // (H / G), as in (0, 0, 1, 1). Scores, softmax and sums are
+float32. A key that nobody may see may be NaN; a value there is multiplied by exactly 0, so it must
+be finite.
+"""
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-# Finite, so that a row without any visible slot is a plain average and never NaN.
-MASKED = -1e30
+from saki_jax.models.blockwise import MASKED, attend_by_length, attend_in_tiles
+from saki_jax.models.sharding import per_shard
+
+# Up to this many slots the whole score matrix is cheaper than a loop over parts of it.
+FEW_SLOTS = 128
+# Up to this many queries a row (decoding, verification) all rows go through the slots together.
+FEW_QUERIES = 16
 
 
-def attend(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array) -> jax.Array:
-    """Softmax attention; query head h reads key/value head h // (H / G), as in (0, 0, 1, 1).
+class Span(NamedTuple):
+    """The slots that a query sees: ``first .. last``, both inclusive; none where last < first."""
+
+    first: jax.Array  # int32 [B or 1, J]
+    last: jax.Array  # int32 [B or 1, J]
+
+    def visible(self, slots: int) -> jax.Array:
+        """As a mask, bool [B or 1, J, S]."""
+        slot = jnp.arange(slots, dtype=jnp.int32)[None, None, :]
+        return (self.first[:, :, None] <= slot) & (slot <= self.last[:, :, None])
+
+
+def attend_span(q: jax.Array, k: jax.Array, v: jax.Array, span: Span) -> jax.Array:
+    """Softmax attention of each query over the slots of its span.
+
+    Which way is taken follows from the shapes alone. Memory grows with J + S, not with J * S, and
+    the cost with the slots that are seen, in blocks: for few queries with the last slot that any
+    row sees, for many with each row's own spans. On a mesh each device works on its own rows and
+    heads, without communication.
 
     Args:
       q: [B, J, H, C].
-      k: [B, S, G, C]. A key in a slot that is not visible may be NaN: its score is replaced before
-        the softmax.
-      v: [B, S, G, C]. A value in such a slot is multiplied by exactly 0, so it must be finite.
+      k, v: [B, S, G, C].
+      span: of each query. A query that sees nothing gets some finite result.
+
+    Returns:
+      [B, J, H, C] in q's dtype.
+    """
+    rows, queries = q.shape[:2]
+    if k.shape[1] <= FEW_SLOTS:
+        return attend(q, k, v, span.visible(k.shape[1]))
+    way = attend_by_length if queries <= FEW_QUERIES else attend_in_tiles
+    first, last = (jnp.broadcast_to(x, (rows, queries)) for x in span)
+    heads, by_row = ("batch", None, "kv_heads", None), ("batch", None)
+    # Split by key/value heads: the query heads of a group stay together.
+    return per_shard(way, (heads, heads, heads, by_row, by_row), heads)(q, k, v, first, last)
+
+
+def attend(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array) -> jax.Array:
+    """The same by the whole score matrix.
+
+    Args:
+      q: [B, J, H, C].
+      k, v: [B, S, G, C].
       visible: bool [B or 1, J, S].
 
     Returns:
-      [B, J, H, C] in q's dtype. Scores and softmax are float32.
+      [B, J, H, C] in q's dtype. A query that sees nothing gets the mean of all values.
     """
     rows, queries, heads, width = q.shape
     groups = k.shape[2]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from saki_jax.models import cache as caches
-from saki_jax.models.attention import attend
+from saki_jax.models.attention import Span, attend_span
 from saki_jax.models.config import Qwen3Config
 from saki_jax.models.rotary import rotate
 from saki_jax.models.sharding import constrain
@@ -72,7 +72,7 @@ class Attention(nnx.Module):
         self,
         x: jax.Array,
         rotation: Rotation,
-        visible: jax.Array,
+        span: Span,
         start: jax.Array | None,
         layer: caches.LayerCache | None,
     ) -> tuple[jax.Array, caches.LayerCache | None]:
@@ -80,7 +80,7 @@ class Attention(nnx.Module):
         if layer is not None:
             layer = caches.write(layer, k, v, start)
             k, v = layer
-        out = attend(q, k, v, visible)
+        out = attend_span(q, k, v, span)
         return self.o_proj(out.reshape(*x.shape[:2], -1)), layer
 
 
@@ -108,8 +108,8 @@ class Block(nnx.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config, rngs)
 
-    def __call__(self, x, rotation, visible, start, layer):
-        attended, layer = self.self_attn(self.input_layernorm(x), rotation, visible, start, layer)
+    def __call__(self, x, rotation, span, start, layer):
+        attended, layer = self.self_attn(self.input_layernorm(x), rotation, span, start, layer)
         x = constrain(x + attended, "batch", None, None)
         x = x + self.mlp(self.post_attention_layernorm(x))
         return constrain(x, "batch", None, None), layer

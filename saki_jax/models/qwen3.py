@@ -8,12 +8,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from saki_jax.models import cache as caches
+from saki_jax.models.attention import Span
 from saki_jax.models.config import Qwen3Config
 from saki_jax.models.layers import Block, Embedding, Linear, RMSNorm
 from saki_jax.models.lm import LanguageModel, Params
 from saki_jax.models.parameters import flat_variables, lookup, nest
 from saki_jax.models.rotary import rotary_tables
-from saki_jax.models.segments import segment_starts
+from saki_jax.models.segments import PADDING, segment_starts
 from saki_jax.models.sharding import param_shardings
 
 
@@ -57,25 +58,22 @@ class Qwen3(nnx.Module):
         if cache is not None and segment_ids is not None:
             raise ValueError("segment_ids go with whole sequences; given was a cache as well")
         offsets = jnp.arange(tokens.shape[1])[None, :]
-        first = jnp.zeros_like(offsets) if segment_ids is None else segment_starts(segment_ids)
-        if cache is None:
-            last, slots = offsets, tokens.shape[1]
-        else:
-            last, slots = start[:, None] + offsets, cache[0][0].shape[1]
-        # A token sees the slots from the start of its segment up to its own; later ones hold what
-        # was rolled back.
-        slot = jnp.arange(slots)[None, None, :]
-        visible = (first[:, :, None] <= slot) & (slot <= last[:, :, None])
-        rotation = rotary_tables(last - first, self.config.head_dim, self.config.rope_theta)
+        own = offsets if cache is None else start[:, None] + offsets
+        first = jnp.zeros_like(own) if segment_ids is None else segment_starts(segment_ids)
+        rotation = rotary_tables(own - first, self.config.head_dim, self.config.rope_theta)
+        # Later slots than its own are not seen: they hold what was rolled back.
+        span = Span(first, own)
+        if segment_ids is not None:  # padding sees nothing, so that it costs nothing
+            span = Span(first, jnp.where(segment_ids == PADDING, -1, own))
         x = self.embed_tokens(tokens, self.compute_dtype)
         if cache is None:
             for block in self.layers:
-                run = lambda x, block=block: block(x, rotation, visible, None, None)[0]  # noqa: E731
+                run = lambda x, block=block: block(x, rotation, span, None, None)[0]  # noqa: E731
                 x = jax.checkpoint(run)(x) if self.remat else run(x)
             return self.norm(x), None
         new_cache = []
         for block, layer in zip(self.layers, cache, strict=True):
-            x, layer = block(x, rotation, visible, start, layer)
+            x, layer = block(x, rotation, span, start, layer)
             new_cache.append(layer)
         return self.norm(x), tuple(new_cache)
 

@@ -1,7 +1,7 @@
 """One mesh, one table of logical axes: how parameters, caches and batches lie on the devices."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -142,12 +142,54 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     A dimension that its mesh axes do not divide is left to the compiler: this is about speed, and
     the values are the same.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or not set(MESH_AXES) <= set(mesh.axis_names):
+    mesh = _mesh_in_context()
+    if mesh is None:
         return x
     kept = []
     for size, over in zip(x.shape, spec(*axes), strict=True):
-        names = (over,) if isinstance(over, str) else (over or ())
-        shards = math.prod(mesh.shape[name] for name in names)
-        kept.append(over if size % shards == 0 else None)
+        kept.append(over if size % _shards(mesh, over) == 0 else None)
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*kept))
+
+
+def per_shard(f: Callable, axes_in: tuple[tuple, ...], axes_out: tuple) -> Callable:
+    """``f`` as each device of the mesh in context computes it on its own part of the arrays.
+
+    For functions that are independent along the named dimensions but written with loops that the
+    compiler could not split. Without a mesh this is ``f``. A logical axis that does not divide some
+    array is computed whole on each device.
+
+    Args:
+      f: takes arrays and returns one.
+      axes_in: the logical axes of each argument's dimensions.
+      axes_out: those of the result.
+    """
+
+    def run(*arrays: jax.Array) -> jax.Array:
+        mesh = _mesh_in_context()
+        if mesh is None:
+            return f(*arrays)
+        whole = {
+            axis
+            for x, axes in zip(arrays, axes_in, strict=True)
+            for size, axis in zip(x.shape, axes, strict=True)
+            if axis and size % _shards(mesh, RULES[axis])
+        }
+        *specs, out = (
+            spec(*(None if axis in whole else axis for axis in axes))
+            for axes in (*axes_in, axes_out)
+        )
+        # No claim is made about what is equal on several devices: loops would have to repeat it.
+        split = jax.shard_map(f, in_specs=tuple(specs), out_specs=out, check_vma=False)
+        return split(*arrays)
+
+    return run
+
+
+def _mesh_in_context() -> jax.sharding.AbstractMesh | None:
+    mesh = jax.sharding.get_abstract_mesh()
+    return None if mesh.empty or not set(MESH_AXES) <= set(mesh.axis_names) else mesh
+
+
+def _shards(mesh: jax.sharding.AbstractMesh, over: str | tuple[str, ...] | None) -> int:
+    names = (over,) if isinstance(over, str) else (over or ())
+    return math.prod(mesh.shape[name] for name in names)
