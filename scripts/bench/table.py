@@ -14,14 +14,15 @@ def table(result: Mapping[str, Any]) -> str:
     """The whole result as text."""
     lines = [
         f"preset {result['preset']}, commit {result['commit']}, {result['date']} UTC",
-        _machine_line(result),
+        machine_line(result),
     ]
     for batch, part in result["batches"].items():
         lines += ["", *_batch_lines(batch, part)]
     return "\n".join(lines)
 
 
-def _machine_line(result: Mapping[str, Any]) -> str:
+def machine_line(result: Mapping[str, Any]) -> str:
+    """Machine, its measured rates, and versions."""
     where, rates = result["machine"], Rates(**result["rates"])
     return (
         f"{where['processor']}, {where['cores']} cores, {where['device']}; copies "
