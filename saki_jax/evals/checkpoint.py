@@ -25,6 +25,7 @@ from saki_jax.models.parameters import describe, lookup, nest
 from saki_jax.models.qwen3 import language_model
 from saki_jax.models.sharding import param_shardings
 from saki_jax.models.tokenizer import Tokenizer
+from saki_jax.models.unused_rows import mask_unused_rows
 
 CHECKPOINTS = "checkpoints"  # in a run's folder; inside, a folder for each step
 SIZES = "sizes.json"  # written last: a step without it is torn
@@ -66,6 +67,7 @@ class Subject:
     Attributes:
       config: its shape.
       model: as pure functions.
+      masked: ids beyond the tokenizer have probability 0 in it.
       params: in the compute dtype.
       tokenizer: of its folder.
       end_ids: what ends a response.
@@ -74,6 +76,7 @@ class Subject:
 
     config: Qwen3Config
     model: LanguageModel
+    masked: bool
     params: Any
     tokenizer: Tokenizer
     end_ids: tuple[int, ...]
@@ -118,6 +121,7 @@ def load(
     end_ids: Sequence[int] = (),
     dtype: Any = jnp.float32,
     mesh: jax.sharding.Mesh | None = None,
+    masked: bool = False,
 ) -> Subject:
     """Loads what `find` found.
 
@@ -126,6 +130,7 @@ def load(
       end_ids: what ends a response; () = what the run used, or what the folder names.
       dtype: of weights and forward passes, as in the run's own rollouts.
       mesh: where the weights lie.
+      masked: give ids beyond the tokenizer probability 0; a run that was trained so is read so.
     """
     config = hf.read_config(source.folder)
     if source.step_folder is None:
@@ -133,11 +138,14 @@ def load(
     else:
         params = _restore(source.step_folder, config, dtype, mesh)
     configured = end_ids or source.run_config.get("rollout.end_ids", ())
+    tokenizer, model = tokenizers.load(source.folder), language_model(config, dtype)
+    masked = masked or source.run_config.get("mask_unused_rows", False)
     return Subject(
         config=config,
-        model=language_model(config, dtype),
+        model=mask_unused_rows(model, tokenizer.size) if masked else model,
+        masked=masked,
         params=params,
-        tokenizer=tokenizers.load(source.folder),
+        tokenizer=tokenizer,
         end_ids=tokenizers.end_ids(source.end_folders, configured),
         source=source,
     )

@@ -20,6 +20,9 @@ def default_config() -> ConfigDict:
     config.method = ""  # the row in tables; "" = the run's method, or the folder's name
     config.student = ""  # the student's size in tables; "" = told from the shape of the model
     config.compute_dtype = "auto"  # auto: bfloat16, but float32 on CPU
+    config.mask_unused_rows = (
+        False  # ids beyond the tokenizer; True anyhow where a run was trained so
+    )
 
     config.sets = sets = ConfigDict()  # files of the sets; several are separated by commas
     sets.dir = ""  # a folder with files called <set>.jsonl, .json or .parquet

@@ -50,7 +50,10 @@ def build_command(options: argparse.Namespace) -> None:
     if Path(options.out).exists():
         raise ProbeError(f"{options.out} exists; a probe is frozen, so choose another name")
     settings = _settings(options)
-    student, teacher = _load(settings["student"], options), _load(settings["teacher"], options)
+    masked = settings["mask_unused_rows"]
+    student, teacher = (
+        _load(settings[role], options, masked=masked) for role in ("student", "teacher")
+    )
     check_pair(student.config, teacher.config, student.tokenizer, teacher.tokenizer)
     ends = settings["end_ids"] or sorted({*student.end_ids, *teacher.end_ids})
     spec = RolloutSpec(
@@ -77,6 +80,7 @@ def build_command(options: argparse.Namespace) -> None:
             "epsilon": options.epsilon,
             "seed": options.seed,
             "samples": options.samples,
+            "mask_unused_rows": masked,
         },
     )
     measure = probe_measure.make_measure(student.model, teacher.model, mesh=mesh)
@@ -92,13 +96,19 @@ def measure_command(options: argparse.Namespace) -> None:
     probe = probe_file.load(options.probe)
     if Path(options.out).exists():
         raise ProbeError(f"{options.out} exists and is not overwritten; choose another name")
-    teacher = _load(options.teacher or probe.meta["teacher"]["checkpoint"], options)
+    masked = probe.meta.get("mask_unused_rows", False)
+    teacher = _load(options.teacher or probe.meta["teacher"]["checkpoint"], options, masked=masked)
     if teacher.source.identify()["weights"] != probe.meta["teacher"]["weights"]:
         raise ProbeError(
             f"the teacher {teacher.source.folder} is not the one of the probe "
             f"({probe.meta['teacher']['checkpoint']}): KL(T||S) would not be comparable"
         )
-    student = _load(options.checkpoint, options, step=options.step)
+    student = _load(options.checkpoint, options, step=options.step, masked=masked)
+    if student.masked != masked:
+        raise ProbeError(
+            f"{options.checkpoint} was trained with mask_unused_rows, the probe was built without: "
+            "their probabilities are not over the same tokens; build another probe"
+        )
     check_pair(student.config, teacher.config, student.tokenizer, teacher.tokenizer)
     measure = probe_measure.make_measure(student.model, teacher.model, mesh=_mesh(options))
     found = measure(probe, student.params, teacher.params)
@@ -170,6 +180,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
         "response_length": options.response_length or run.get("rollout.response_length", 7168),
         "block_size": run.get("rollout.block_size", 8),
         "end_ids": run.get("rollout.end_ids", ()),
+        "mask_unused_rows": options.mask_unused_rows or run.get("mask_unused_rows", False),
     }
     if run.get("data.source") == "addition" and not options.data:
         found["addition"] = found["addition"] or run["data.problems"]
@@ -201,10 +212,12 @@ def _encode(settings: dict[str, Any], student: Subject) -> EncodedPrompts:
     )
 
 
-def _load(path: str, options: argparse.Namespace, *, step: int = 0) -> Subject:
+def _load(
+    path: str, options: argparse.Namespace, *, step: int = 0, masked: bool = False
+) -> Subject:
     dtype = default_compute_dtype() if options.dtype == "auto" else options.dtype
     source = checkpoint.find(path, step=step)
-    return checkpoint.load(source, dtype=jnp.dtype(dtype), mesh=_mesh(options))
+    return checkpoint.load(source, dtype=jnp.dtype(dtype), mesh=_mesh(options), masked=masked)
 
 
 def _mesh(options: argparse.Namespace) -> Any:
@@ -243,6 +256,9 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--addition", type=int, default=0, help="held-out problems of that task")
     build.add_argument("--template", default="", choices=("", *TEMPLATES))
     build.add_argument("--instruction", default=None, help="appended to questions; '' = nothing")
+    build.add_argument(
+        "--mask-unused-rows", action="store_true", help="no mass on ids beyond the tokenizer"
+    )
     build.add_argument("--positions", type=int, default=PAPER["positions"], help="corrections")
     build.add_argument("--epsilon", type=float, default=PAPER["epsilon"])
     build.add_argument("--samples", type=int, default=1, help="responses a prompt")

@@ -62,7 +62,13 @@ def run(config: ConfigDict, workdir: str | Path, *, make: Callable = make_genera
     problems = problem_sets(config)
     mesh = make_mesh(**config.mesh)
     dtype = default_compute_dtype() if config.compute_dtype == "auto" else config.compute_dtype
-    subject = checkpoint.load(source, end_ids=config.end_ids, dtype=jnp.dtype(dtype), mesh=mesh)
+    subject = checkpoint.load(
+        source,
+        end_ids=config.end_ids,
+        dtype=jnp.dtype(dtype),
+        mesh=mesh,
+        masked=config.mask_unused_rows,
+    )
     prompt_format = _prompt_format(config, source)
     encoded = {
         name: _encode(subject, prompt_format, found[: config.sets.limit or None])
@@ -173,6 +179,7 @@ def _protocol(
         "method": config.method or identity["method"],
         "student": config.student or identity["student"],
         "compute_dtype": dtype,
+        "mask_unused_rows": subject.masked,
         "samples": config.samples,
         "max_new_tokens": config.max_new_tokens,
         "seed": config.seed,

@@ -42,6 +42,7 @@ SAME_PROTOCOL = (
     "samples",
     "max_new_tokens",
     "end_ids",
+    "mask_unused_rows",
     "template",
     "instruction",
     "enable_thinking",

@@ -40,6 +40,7 @@ def default_config() -> ConfigDict:
     config.steps = 200  # rollouts; one optimiser step each
     config.note = ""  # a remark printed under the final table
     config.compute_dtype = "auto"  # of the forward passes; auto: bfloat16, but float32 on CPU
+    config.mask_unused_rows = False  # True: ids beyond the tokenizer have probability 0 everywhere
 
     config.epsilon = epsilon = ConfigDict()  # the KL budget of the bridge, in nats
     epsilon.kind = "linear"  # linear, cosine, constant, piecewise
@@ -264,6 +265,8 @@ def _check_sampling(config: ConfigDict) -> None:
 def _check_probe(config: ConfigDict) -> None:
     if not config.probe.path:
         return
+    if not config.teacher:
+        raise ConfigError("probe.path is set, but no teacher, whom the probe asks; set teacher")
     if not Path(config.probe.path).is_file():
         raise ConfigError(
             f"probe.path is {config.probe.path}, which is no file; build a probe first (python -m "

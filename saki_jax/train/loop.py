@@ -135,7 +135,8 @@ class _Run:
         with timed(seconds, "update"):
             update = self.session.update(state, rollout, key, extras)
             state, stats = jax.block_until_ready(update)
-        record = step_record(step, rollout, stats, state, seconds) | figures
+        known_ids = self.session.pair.tokenizer.size
+        record = step_record(step, rollout, stats, state, seconds, known_ids) | figures
         record |= dict.fromkeys(not_measured(METHODS[self.config.method]))
         if record["skipped_in_row"] >= self.config.trainer.max_skips_in_row:
             self.stop(rollout, record)

@@ -32,10 +32,11 @@ def not_measured(method: Method) -> tuple[str, ...]:
 
 
 @jax.jit
-def rollout_stats(rollout: Rollout) -> Stats:
+def rollout_stats(rollout: Rollout, known_ids: jax.Array | int) -> Stats:
     """Scalars that describe a rollout; means are over its valid response tokens.
 
-    Rows with `nonfinite` set are left out of the means and counted.
+    Rows with `nonfinite` set are left out of the means and counted. `known_ids` is the tokenizer's
+    size: ids from there on have no token.
     """
     mask = rollout.valid & ~rollout.nonfinite[:, None]
     counters = rollout.counters
@@ -54,6 +55,7 @@ def rollout_stats(rollout: Rollout) -> Stats:
         "response_length_max": length.max(),
         "truncation_rate": rollout.truncated.mean(dtype=jnp.float32),
         "nonfinite_rows": rollout.nonfinite.sum(),
+        "unknown_ids": ((rollout.tokens >= known_ids) & mask).sum(),
         "response_tokens": rollout.length.sum(),
         "waves": counters.waves,
         "row_waves": counters.row_waves,
@@ -63,7 +65,12 @@ def rollout_stats(rollout: Rollout) -> Stats:
 
 
 def step_record(
-    step: int, rollout: Rollout, stats: Stats, state: TrainState, seconds: dict[str, float]
+    step: int,
+    rollout: Rollout,
+    stats: Stats,
+    state: TrainState,
+    seconds: dict[str, float],
+    known_ids: int,
 ) -> dict[str, Any]:
     """The line of metrics.jsonl for one step, as plain numbers.
 
@@ -73,6 +80,7 @@ def step_record(
       stats: what the update returned.
       state: after the update.
       seconds: wall time by part; `rollout` is one of them.
+      known_ids: the tokenizer's size.
 
     The correction rate stands beside mean TV, which it equals in expectation, and beside the
     Pinsker bound sqrt(epsilon / 2), which no TV exceeds. `kl_over_epsilon` is None where epsilon
@@ -83,7 +91,7 @@ def step_record(
         "skipped_in_row": state.skipped_in_row,
         "empty_batches": state.empty_batches,
     }
-    fetched = jax.device_get((rollout_stats(rollout), stats, counters))
+    fetched = jax.device_get((rollout_stats(rollout, known_ids), stats, counters))
     figures = {name: _plain(value) for part in fetched for name, value in part.items()}
     epsilon, tokens = figures["epsilon"], figures["response_tokens"]
     total = sum(seconds.values())

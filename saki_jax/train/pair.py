@@ -14,6 +14,7 @@ from saki_jax.models.config import Qwen3Config
 from saki_jax.models.lm import LanguageModel
 from saki_jax.models.qwen3 import default_compute_dtype, language_model
 from saki_jax.models.tokenizer import Tokenizer
+from saki_jax.models.unused_rows import mask_unused_rows
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Pair:
       mesh: where everything lies.
       dtype: of the forward passes and of every copy of weights but the masters.
       student_config: of the student.
-      student, teacher: as pure functions; the teacher is None where none is named.
+      student, teacher: as pure functions, both or neither with unused rows of the head masked;
+        the teacher is None where none is named.
       teacher_params: in `dtype`.
       tokenizer: the student's; the teacher's has the same token map.
       end_ids: what ends a response.
@@ -50,11 +52,15 @@ def load_pair(config: ConfigDict, mesh: Mesh) -> Pair:
     dtype = jnp.dtype(dtype)
     student_config, _ = hf.inspect(config.student)
     tokenizer = tokenizers.load(config.student)
+
+    def as_configured(model: LanguageModel) -> LanguageModel:
+        return mask_unused_rows(model, tokenizer.size) if config.mask_unused_rows else model
+
     folders, teacher, teacher_params = (config.student,), None, None
     if config.teacher:
         folders = (config.student, config.teacher)
         teacher_config, teacher_params = hf.load(config.teacher, dtype=dtype, mesh=mesh)
-        teacher = language_model(teacher_config, dtype)
+        teacher = as_configured(language_model(teacher_config, dtype))
         check_pair(student_config, teacher_config, tokenizer, tokenizers.load(config.teacher))
     else:
         check_pair(student_config, student_config, tokenizer, tokenizer)
@@ -62,7 +68,7 @@ def load_pair(config: ConfigDict, mesh: Mesh) -> Pair:
         mesh=mesh,
         dtype=dtype,
         student_config=student_config,
-        student=language_model(student_config, dtype, remat=config.trainer.remat),
+        student=as_configured(language_model(student_config, dtype, remat=config.trainer.remat)),
         teacher=teacher,
         teacher_params=teacher_params,
         tokenizer=tokenizer,

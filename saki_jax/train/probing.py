@@ -37,7 +37,7 @@ class RunProbe:
 
     Raises:
       ProbeError: the file is missing or no probe.
-      ConfigError: it was made with another initial student or another teacher.
+      ConfigError: see `check_origin`.
     """
 
     def __init__(self, config: ConfigDict, pair: Pair, folder: Path, report: Reporter):
@@ -81,7 +81,7 @@ class RunProbe:
 
 
 def check_origin(probe: Probe, config: ConfigDict) -> None:
-    """Refuses a probe that another student or another teacher made.
+    """Refuses a probe that another student or teacher made, or another masking of the head.
 
     Raises:
       ConfigError: naming both sides.
@@ -95,3 +95,9 @@ def check_origin(probe: Probe, config: ConfigDict) -> None:
                 f"whose weights are not those of {role}={config[role]}; build one for this pair "
                 "(python -m saki_jax.evals.probe build)"
             )
+    masked = probe.meta.get("mask_unused_rows", False)
+    if masked != config.mask_unused_rows:
+        raise ConfigError(
+            f"probe.path: {config.probe.path} was built with mask_unused_rows={masked}, the run "
+            f"has {config.mask_unused_rows}; their probabilities are not over the same tokens"
+        )

@@ -22,11 +22,13 @@ def test_means_are_over_the_valid_tokens_of_sound_rows():
         nonfinite=[False, False, True],
         junk=nan,
     )
-    stats = rollout_stats(rollout)
+    stats = rollout_stats(rollout, 7)
     np.testing.assert_allclose(stats["correction_rate"], 1 / 3, rtol=1e-6)
     assert stats["corrections"] == 1
     np.testing.assert_allclose(stats["log_ratio_mean"], (1 - 1 + 2) / 3, rtol=1e-6)
     assert stats["nonfinite_rows"] == 1
+    assert stats["unknown_ids"] == 0
+    assert rollout_stats(rollout, 3)["unknown_ids"] == 2  # 3 and 4; 5, 6, 7 are of the bad row
     assert stats["response_tokens"] == 6
     assert stats["response_length"] == 2.0
     assert stats["response_length_max"] == 3.0

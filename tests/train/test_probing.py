@@ -78,6 +78,8 @@ def test_a_run_that_goes_back_measures_again(tmp_path):
 def test_a_probe_of_other_models_is_refused(checkpoints, probe_path):
     probe = probe_file.load(probe_path)
     check_origin(probe, small_config(checkpoints))
+    with pytest.raises(ConfigError, match="built with mask_unused_rows=False, the run has True"):
+        check_origin(probe, small_config(checkpoints, mask_unused_rows=True))
     for role in ("student", "teacher"):
         other = small_config(checkpoints, **{role: str(checkpoints[role == "student"])})
         with pytest.raises(ConfigError, match=f"was built with the {role} "):
