@@ -45,8 +45,12 @@ def test_passes_follow_the_tokens(result):
 
 def test_every_figure_has_its_range_and_the_ratios_are_there(result):
     assert set(result["over_even"]) == {"heavy-tailed", "extreme"}
-    for figure in (*result["over_even"].values(), *result["seconds"].values()):
-        assert 0 < figure["lowest"] <= figure["median"] <= figure["highest"]
+    assert set(result["step"]) == {"generation", "update", "weight_sync", "whole"}
+    for group in ("over_even", "seconds", "step"):
+        for figure in result[group].values():
+            assert 0 < figure["lowest"] <= figure["median"] <= figure["highest"]
+    parts = [result["step"][name]["lowest"] for name in ("generation", "update", "weight_sync")]
+    assert result["step"]["whole"]["highest"] >= sum(parts)
     for split in result["splits"].values():
         assert split["flops_per_second"]["median"] > 0
         assert split["share_of_matmul"] > 0

@@ -26,7 +26,7 @@ def make_score(teacher: LanguageModel, spec: RolloutSpec, mesh: Mesh | None = No
     The teacher reads prompts and responses in packed lines, about ``spec.score_tokens`` tokens a
     pass (see `packing`), so the cost follows the tokens that there are. Logits exist for a few
     response positions at a time, never [B, T, V]. A row for which the teacher is not finite at some
-    valid position is flagged ``nonfinite``; so may be rows behind it in its line. The counter of
+    valid position is flagged ``nonfinite``; so may be other rows of its line. The counter of
     teacher forwards during generation stays what it was.
     """
     shards = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
