@@ -1,8 +1,10 @@
 """Evaluation from the command's configuration to its files: resuming, refusing, reproducing."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -118,6 +120,35 @@ def test_killed_and_started_again_it_ends_with_the_same_result(model, whole, tmp
     assert (tmp_path / "summary.json").read_text() == (whole[0] / "summary.json").read_text()
     # A finished one generates nothing at all.
     assert evaluate(config, tmp_path, make=killed_after(0)) == summary
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_outright_and_its_successor(model, tmp_path):
+    """SIGKILL in the middle, whatever it hits: the files are those of an undisturbed process."""
+    settings = {"template": "raw", "instruction": "", "grader": "exact", "sets.addition": 24}
+    settings |= {"max_new_tokens": 24, "batch_rows": 8, "resamples": 200, "checkpoint": model}
+
+    def start(folder):
+        command = [sys.executable, "-m", "saki_jax.evals", "--config", "configs/eval.py"]
+        command += [f"--config.{key}={value}" for key, value in settings.items()]
+        return subprocess.Popen(
+            [*command, f"--workdir={folder}"], cwd=ROOT, stdout=subprocess.DEVNULL
+        )
+
+    assert start(tmp_path / "whole").wait() == 0
+    killed = start(tmp_path / "killed")
+    file = tmp_path / "killed" / "responses" / "addition.jsonl"
+    while not (file.exists() and file.read_bytes().count(b"\n") >= 16):
+        assert killed.poll() is None
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert not (tmp_path / "killed" / "summary.json").exists()
+    assert file.read_bytes().count(b"\n") < 24 * 8
+    assert start(tmp_path / "killed").wait() == 0
+    for path in (tmp_path / "whole").rglob("*.json*"):
+        other = tmp_path / "killed" / path.relative_to(tmp_path / "whole")
+        assert other.read_bytes() == path.read_bytes(), path.name
 
 
 def test_r21_only_seed_problem_and_sample_decide_the_tokens(model, whole, tmp_path):
