@@ -47,6 +47,7 @@ def _table_4(config: ConfigDict) -> None:
     config.data.epoch_end = "drop"
     config.rollout.end_ids = (151643, 151645)
     config.rollout.slots = 64
+    config.trainer.tokens_per_micro_batch = 32768
     config.trainer.remat = True
 
 

@@ -8,6 +8,7 @@ dropped. No bridge and no epsilon take part. The law of one token y, with S the 
 """
 
 import functools
+import logging
 from collections.abc import Callable
 from numbers import Real
 from typing import Any
@@ -28,6 +29,8 @@ from saki_jax.rollout.resident import GUIDED_FIELDS
 from saki_jax.rollout.slots import Block, Slots
 from saki_jax.rollout.spec import RolloutSpec
 from saki_jax.rollout.wave import draft, verify
+
+log = logging.getLogger(__name__)
 
 _EVENTS = ("tokens", "proposal", "corrected", "log_p", "log_t", "entropy", "teacher_mode")
 
@@ -58,6 +61,13 @@ def make_skd(
         )
     if top_k < 1:
         raise ValueError(f"top_k is {top_k}; the teacher must let at least 1 token stand")
+    if top_k >= teacher.vocab_size:
+        log.warning(
+            "skd.top_k is %d and the vocabulary has %d tokens: the teacher lets every draft stand, "
+            "so the student generates alone",
+            top_k,
+            teacher.vocab_size,
+        )
     fields = {name: GUIDED_FIELDS[name] for name in _EVENTS}
     wave = functools.partial(skd_wave, student, teacher, spec.block_size, top_k)
     loop = Loop((student, teacher), wave, spec.block_size, spec, fields, mesh)
@@ -98,11 +108,12 @@ def skd_wave(
 
     first = jnp.argmax(rejected, axis=0)  # [W]: 0, and unused, where nothing is rejected
     stopped = rejected.any(axis=0)
-    logits_there = jnp.take_along_axis(logits_t, first[None, :, None], axis=0)[0]  # [W, V]
+    # Clipped, as the default would fill what lies outside, in a copy of its own.
+    there = jnp.take_along_axis(logits_t, first[None, :, None], axis=0, mode="clip")[0]  # [W, V]
     keys = position_keys(key, slots.sequence_id, slots.count + first, Purpose.TEACHER_SAMPLE)
     replacement = jax.lax.cond(
         stopped.any(),
-        lambda: coupling.draw(logits_there, keys),
+        lambda: coupling.draw(there, keys),
         lambda: jnp.zeros_like(slots.pending),
     )
     offset = jnp.arange(block_size, dtype=jnp.int32)[:, None]

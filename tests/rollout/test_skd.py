@@ -138,11 +138,13 @@ def test_stale_cache_slots_are_not_seen():
     assert_same(poisoned(student, teacher, prompts(6), 0.0, KEY), expected, atol=1e-6)
 
 
-def test_a_teacher_that_lets_everything_stand_leaves_the_student_alone():
+def test_a_teacher_that_lets_everything_stand_leaves_the_student_alone(caplog):
     student, teacher = tables(4)
+    skd.cache_clear()
     result = skd(top_k=V)(student, teacher, prompts(4), 0.0, KEY)
     alone = make_generate(lookup_model(V, ORDER), spec())(student, prompts(4), KEY, Purpose.DRAFT)
     assert responses(result) == responses(alone)
+    assert "lets every draft stand" in caplog.text
     assert not result.corrected.any()
 
 
