@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from replication.runs import Plan, read_lines
-from replication.statistics import estimates, smallest_difference, weighted_mean
+from replication.statistics import estimates, smallest_difference
 from saki_jax.evals import bootstrap
 from saki_jax.evals.grade import Verdict
 from saki_jax.evals.probe_file import Probe
 from saki_jax.evals.probe_measure import Figures
+from saki_jax.train.schedule import epsilon_at
 
 REFERENCE = "saki"
 GUIDED_PHASES = 3  # equal parts of the steps with epsilon > 0
@@ -39,7 +40,7 @@ def collect(plan: Plan, probe: Probe, measured: dict[tuple[str, int], Figures]) 
                 for group in PROBE_GROUPS
             },
         },
-        "phases": {method: _phases(plan, method) for method in plan.methods},
+        "phases": {method: _phases(plan, config, method) for method in plan.methods},
         "seconds": sum(_summary(plan, *pair)["seconds"] for pair in plan.pairs()),
     }
 
@@ -116,31 +117,49 @@ def _probe_group(
     return found
 
 
-def _phases(plan: Plan, method: str) -> list[dict[str, Any]]:
+def _phases(plan: Plan, config: dict[str, Any], method: str) -> list[dict[str, Any]]:
     """Corrections per token beside mean TV(p, q) and its bound, for parts of the run.
 
-    Means are over all response tokens of the phase and all seeds.
+    The parts are those of the schedule, the same for every method. Means are over all response
+    tokens of a part and all seeds; None where the method has no such figure.
     """
     lines = [x for s in plan.seeds for x in read_lines(plan.folder(method, s) / "metrics.jsonl")]
-    guided = sorted({line["step"] for line in lines if line["epsilon"] > 0})
-    parts = [part.tolist() for part in np.array_split(guided, GUIDED_PHASES) if len(part)]
-    parts.append(sorted({line["step"] for line in lines} - set(guided)))
     found = []
-    for steps in filter(None, parts):
-        chosen = [line for line in lines if line["step"] in range(steps[0], steps[-1] + 1)]
-        tokens = [line["response_tokens"] for line in chosen]
+    for steps in phases_of(config):
+        chosen = [line for line in lines if line["step"] in steps]
         found.append(
             {
                 "steps": [steps[0], steps[-1]],
-                "tokens": sum(tokens),
-                "corrections": 100 * sum(line["corrections"] for line in chosen) / sum(tokens),
-                "tv": 100 * weighted_mean([line["tv_mean"] for line in chosen], tokens),
-                "bound": 100 * weighted_mean([line["pinsker_bound"] for line in chosen], tokens),
-                "teacher_mode": 100
-                * weighted_mean([line.get("teacher_mode_rate", 0.0) for line in chosen], tokens),
+                "tokens": sum(line["response_tokens"] for line in chosen),
+                "corrections": _percent(chosen, "correction_rate"),
+                "tv": _percent(chosen, "tv_mean"),
+                "bound": _percent(chosen, "pinsker_bound"),
+                "teacher_mode": _percent(chosen, "teacher_mode_rate"),
             }
         )
     return found
+
+
+def phases_of(config: dict[str, Any]) -> list[range]:
+    """The guided steps in `GUIDED_PHASES` parts, and those at epsilon 0."""
+    schedule = {
+        name.removeprefix("epsilon."): value
+        for name, value in config.items()
+        if name.startswith("epsilon.")
+    }
+    steps = range(1, config["steps"] + 1)
+    guided = [step for step in steps if epsilon_at(schedule, step) > 0]
+    alone = [step for step in steps if step not in set(guided)]
+    parts = [*np.array_split(guided, min(GUIDED_PHASES, max(len(guided), 1))), alone]
+    return [range(int(part[0]), int(part[-1]) + 1) for part in parts if len(part)]
+
+
+def _percent(lines: list[dict[str, Any]], name: str) -> float | None:
+    """The mean of a rate over the response tokens of these steps."""
+    if any(line.get(name) is None for line in lines):
+        return None
+    weights = [line["response_tokens"] for line in lines]
+    return 100 * float(np.average([line[name] for line in lines], weights=weights))
 
 
 def _summary(plan: Plan, method: str, seed: int) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Intervals and detectable differences where seeds and problems are both a sample. NumPy, SciPy."""
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from scipy import stats
@@ -64,8 +63,3 @@ def smallest_difference(differences: np.ndarray) -> float:
     error = math.sqrt((crossed_draws(differences).std(axis=0) ** 2).mean())
     law = stats.t((seeds - 1) * columns) if seeds > 1 else stats.norm()
     return float(law.ppf((1 + LEVEL) / 2) + law.ppf(POWER)) * error
-
-
-def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    """Σ w v / Σ w."""
-    return float(np.average(values, weights=weights))
