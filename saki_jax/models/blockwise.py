@@ -17,12 +17,15 @@ import jax.numpy as jnp
 # Finite, so that a query without any visible slot is finite and never NaN.
 MASKED = -1e30
 
-_TILE = 256  # queries, and slots, of a tile at most
-
 
 def length_block() -> int:
     """Slots read together by `attend_by_length`; accelerators pay more for a turn of the loop."""
     return 128 if jax.default_backend() == "cpu" else 512
+
+
+def tile_limit() -> int:
+    """Queries, and slots, of a tile of `attend_in_tiles` at most."""
+    return 128 if jax.default_backend() == "cpu" else 256
 
 
 def attend_by_length(
@@ -186,7 +189,7 @@ def _blocks_seen(first: jax.Array, last: jax.Array, slots: int) -> tuple[jax.Arr
 
 def _even_tile(length: int) -> int:
     """The size of tiles that cover the length with little left over; a multiple of 8."""
-    tiles = -(-length // _TILE)
+    tiles = -(-length // tile_limit())
     return min(-(-length // (8 * tiles)) * 8, length)
 
 

@@ -21,7 +21,7 @@ TINY = PRESETS["tiny"]
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of 16, so that a handful of slots is many blocks."""
-    monkeypatch.setattr(blockwise, "_TILE", 16)
+    monkeypatch.setattr(blockwise, "tile_limit", lambda: 16)
     monkeypatch.setattr(blockwise, "length_block", lambda: 16)
     monkeypatch.setattr(attention, "FEW_SLOTS", 0)
 
