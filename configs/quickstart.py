@@ -50,5 +50,6 @@ def get_config(method: str = "saki") -> ConfigDict:
     config.eval.response_length = MAX_RESPONSE
     config.eval.problems = 256
     config.eval.batch_rows = 2048
+    config.trainer.tokens_per_micro_batch = 2048  # about 5,200 tokens a step: three passes
     config.checkpoint.every = 20
     return config
