@@ -19,14 +19,14 @@ Wave = Callable[..., tuple[tuple[Any, ...], Block]]
 
 
 class Report(NamedTuple):
-    """What the host hears of a call. Scalars."""
+    """What the host hears of a call, one array on its way there. Plain integers."""
 
-    rows_done: Int[Array, ""]
-    rows_total: Int[Array, ""]
-    committed: Int[Array, ""]  # response tokens so far
-    corrections: Int[Array, ""]
-    waves: Int[Array, ""]
-    waiting: Int[Array, ""]  # rows that have no slot yet
+    rows_done: int
+    rows_total: int
+    committed: int  # response tokens so far
+    corrections: int
+    waves: int
+    waiting: int  # rows that have no slot yet
 
 
 def advance(
@@ -40,12 +40,14 @@ def advance(
     queue: Queue,
     key: jax.Array,
     epsilon: Float[Array, ""],
-) -> tuple[Resident, Report]:
+) -> tuple[Resident, Int[Array, "6"]]:
     """Fills the free slots if enough are free, runs waves until the host is wanted, harvests.
 
-    The host is wanted when waiting rows can be admitted, when no row lives, and every
-    ``spec.waves_per_call`` waves.
+    The host is wanted when waiting rows can be admitted, when no row lives, when so few live and
+    none waits that they had better be gathered (compact.py), and every ``spec.waves_per_call``
+    waves.
     """
+    fewer = sizes.compact if sizes.compact < sizes.slots else 0
     # Everything is a while loop, also what happens at most once: its state stays in place, where
     # a conditional would copy the caches.
 
@@ -76,7 +78,8 @@ def advance(
         some_alive = state.slots.alive.any()
         within_call = waves < spec.waves_per_call  # then the host wants to hear something
         nothing_to_admit = ~can_refill(state)
-        return some_alive & within_call & nothing_to_admit
+        worth_its_slots = is_waiting(state) | (state.slots.alive.sum() > fewer)
+        return some_alive & within_call & nothing_to_admit & worth_its_slots
 
     def one_wave(carry: tuple[Array, Resident]) -> tuple[Array, Resident]:
         waves, state = carry
@@ -88,10 +91,13 @@ def advance(
         tally = count(state.tally, block, state.slots, kept)
         return waves + 1, state.replace(caches=caches, slots=slots, events=events, tally=tally)
 
-    refilling = can_refill(state)
-    state = jax.lax.while_loop(
-        lambda state: refilling & is_waiting(state) & (~state.slots.alive).any(), admit_some, state
-    )
+    if state.stash.caches:  # given up when nothing waited any more
+        refilling = can_refill(state)
+        state = jax.lax.while_loop(
+            lambda state: refilling & is_waiting(state) & (~state.slots.alive).any(),
+            admit_some,
+            state,
+        )
     _, state = jax.lax.while_loop(go_on, one_wave, (jnp.int32(0), state))
     state = rows_over_devices(harvest(state))
     waiting = queue.num_rows - state.next_row
@@ -103,4 +109,4 @@ def advance(
         waves=state.tally.waves,
         waiting=waiting,
     )
-    return state, report
+    return state, jnp.stack(report)

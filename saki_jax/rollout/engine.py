@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from numbers import Real
 from typing import Any
 
@@ -11,6 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from saki_jax.models.lm import LanguageModel
+from saki_jax.rollout.advance import Wave
 from saki_jax.rollout.batch import Prompts, Rollout
 from saki_jax.rollout.generate import make_generate
 from saki_jax.rollout.keys import Purpose
@@ -84,8 +86,15 @@ def make_guided(
         for name, dtype in GUIDED_FIELDS.items()
         if name != "teacher_sample" or spec.teacher_sample
     }
-    wave = functools.partial(guided_wave, student, teacher, spec)
-    loop = Loop((student, teacher), wave, spec.block_size, spec, fields, mesh)
+
+    def wave(block_size: int) -> Wave:
+        return functools.partial(
+            guided_wave, student, teacher, replace(spec, block_size=block_size)
+        )
+
+    others = {size: wave(size) for size in spec.block_sizes}
+    models = (student, teacher)
+    loop = Loop(models, wave(spec.block_size), spec.block_size, spec, fields, mesh, others)
 
     def guided(
         student_params: Any,

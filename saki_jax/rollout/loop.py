@@ -6,7 +6,7 @@ only repeats it. What a wave is (guided by the teacher, or the student alone) is
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -17,8 +17,10 @@ from jaxtyping import Array, Float
 
 from saki_jax.models.lm import LanguageModel
 from saki_jax.models.sharding import batch_sharding
-from saki_jax.rollout.advance import Wave, advance
+from saki_jax.rollout.advance import Report, Wave, advance
 from saki_jax.rollout.batch import Prompts, Rollout
+from saki_jax.rollout.block_size import best_block_size
+from saki_jax.rollout.compact import compact
 from saki_jax.rollout.resident import Resident, Sizes, allocate, assemble, cache_bytes
 from saki_jax.rollout.spec import RolloutSpec
 from saki_jax.rollout.waiting import Queue, check_prompts, make_queue
@@ -45,6 +47,8 @@ class Loop:
       spec: lengths, slots, end ids.
       fields: dtype of each event that the wave's blocks carry.
       mesh: where the rows are laid over ("data", "fsdp"); None = one device.
+      other_waves: the same wave for other block sizes, from which the host chooses between calls
+        (``spec.block_sizes``).
     """
 
     def __init__(
@@ -55,19 +59,19 @@ class Loop:
         spec: RolloutSpec,
         fields: dict[str, Any],
         mesh: Mesh | None,
+        other_waves: Mapping[int, Wave] | None = None,
     ):
         self._models = models
-        self._wave = wave
+        self._block_size = block_size
+        self._waves = {**(other_waves or {}), block_size: wave}
         self._spec = spec
         self._mesh = mesh
         self._shards = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
         self._start = jax.jit(
             functools.partial(allocate, models, spec, fields), static_argnames="sizes"
         )
-        self._programs: dict[Sizes, Callable] = {}
-        self._finish = jax.jit(
-            functools.partial(assemble, block_size=block_size, spec=spec), static_argnames="rows"
-        )
+        self._programs: dict[tuple[Sizes, int], Callable] = {}
+        self._finish = jax.jit(functools.partial(assemble, spec=spec), static_argnames="rows")
 
     def __call__(
         self,
@@ -94,14 +98,21 @@ class Loop:
             prompts, queue, key = self._place(prompts, key)
             sizes = self._sizes(prompts)
             state = self._start(prompts, sizes=sizes)
-            advance = self._compiled(state, sizes)
+            block_size = self._block_size
             while True:
-                state, report = advance(state, params, prompts, queue, key, epsilon)
-                report = jax.tree.map(int, jax.device_get(report))  # the host's only wait
+                run = self._compiled(state, sizes, block_size)
+                state, report = run(state, params, prompts, queue, key, epsilon)
+                report = Report(*np.asarray(report).tolist())  # the host's only wait
                 if on_progress is not None:
                     on_progress(Progress(*report[:-1]))
-                if report.rows_done == report.rows_total:
+                alive = report.rows_total - report.rows_done - report.waiting
+                if report.waiting + alive == 0:
                     return self._finish(state, prompts, epsilon, rows=rows)
+                if report.waiting == 0 and alive <= sizes.compact < sizes.slots:
+                    sizes = self._with_slots(sizes, alive)
+                    state = compact(state, sizes.slots)
+                if self._spec.block_sizes:
+                    block_size = self._best_block_size(report)
 
     def _place(self, prompts: Prompts, key: jax.Array) -> tuple[Prompts, Queue, jax.Array]:
         """Pads the rows to a multiple of the devices and lays them there, as int32; and the queue
@@ -131,19 +142,34 @@ class Loop:
             one_row = cache_bytes(self._models, 1, spec.cache_slots(length))
             fit = int((spec.cache_gib * 2**30 - stash) // one_row)
         slots = spec.num_slots(rows, shards, fit)
-        return Sizes(slots, spec.num_refill(rows, slots, shards), prefill)
+        refill = spec.num_refill(rows, slots, shards)
+        return self._with_slots(Sizes(slots, refill, prefill, slots), slots)
 
-    def _compiled(self, state: Resident, sizes: Sizes) -> Callable:
-        if sizes not in self._programs:
+    def _with_slots(self, sizes: Sizes, alive: int) -> Sizes:
+        """The smallest storage for so many live rows, and the next smaller one."""
+        slots = self._spec.compact_slots(sizes.slots, alive, self._shards)
+        smaller = self._spec.compact_slots(slots, -(-slots // 2), self._shards)
+        return sizes._replace(slots=slots, compact=smaller)
+
+    def _best_block_size(self, report: Report) -> int:
+        """By the corrections so far: the same on every host, and after a restart."""
+        rate = report.corrections / max(report.committed, 1)
+        return best_block_size(self._spec.block_sizes, self._spec.wave_costs(), rate)
+
+    def _compiled(self, state: Resident, sizes: Sizes, block_size: int) -> Callable:
+        program = sizes, block_size
+        if program not in self._programs:
             out = None
             if self._mesh is not None:
                 # The carry comes back laid out as it went in; otherwise the second call would be
                 # compiled anew.
                 layout = jax.tree.map(lambda x: x.sharding, state)
                 out = (layout, NamedSharding(self._mesh, PartitionSpec()))
-            run = functools.partial(advance, self._models, self._wave, self._spec, sizes)
-            self._programs[sizes] = jax.jit(run, donate_argnums=0, out_shardings=out)
-        return self._programs[sizes]
+            run = functools.partial(
+                advance, self._models, self._waves[block_size], self._spec, sizes
+            )
+            self._programs[program] = jax.jit(run, donate_argnums=0, out_shardings=out)
+        return self._programs[program]
 
 
 def mesh_context(mesh: Mesh | None) -> contextlib.AbstractContextManager:

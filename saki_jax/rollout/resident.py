@@ -41,6 +41,7 @@ class Tally:
 
     waves: Int[Array, ""]
     row_waves: Int[Array, ""]  # summed over the rows alive
+    drafted: Int[Array, ""]  # positions of a block, summed over the waves
     committed: Int[Array, ""]
     corrections: Int[Array, ""]
 
@@ -67,6 +68,7 @@ class Sizes(NamedTuple):
     slots: int  # W
     refill: int  # R, free slots at which rows are admitted
     prefill: int  # Q, prompts prefilled together
+    compact: int  # W', to which the host shrinks W when so few rows live and none waits; W = never
 
 
 def allocate(
@@ -78,7 +80,7 @@ def allocate(
 ) -> Resident:
     """Fixed-shape storage for a batch: empty caches of W slots and Q prompts, blank results."""
     rows, prompt_length = prompts.tokens.shape
-    zero = [jnp.zeros((), jnp.int32) for _ in range(5)]
+    zero = [jnp.zeros((), jnp.int32) for _ in range(6)]
     state = Resident(
         caches=tuple(m.init_cache(sizes.slots, spec.cache_slots(prompt_length)) for m in models),
         slots=empty_slots(sizes.slots, rows),
@@ -122,6 +124,7 @@ def count(tally: Tally, block: Block, slots: Slots, kept: Int[Array, "W"]) -> Ta
     return Tally(
         waves=tally.waves + 1,
         row_waves=tally.row_waves + slots.alive.sum(dtype=jnp.int32),
+        drafted=tally.drafted + block.nonfinite.shape[1],
         committed=tally.committed + kept.sum(dtype=jnp.int32),
         corrections=tally.corrections + corrections,
     )
@@ -140,7 +143,7 @@ def rows_over_devices(tree: Any) -> Any:
 
 
 def assemble(
-    state: Resident, prompts: Prompts, epsilon: Array, rows: int, block_size: int, spec: RolloutSpec
+    state: Resident, prompts: Prompts, epsilon: Array, rows: int, spec: RolloutSpec
 ) -> Rollout:
     """The `Rollout` of a finished state, without the rows that padded the batch.
 
@@ -149,7 +152,6 @@ def assemble(
       prompts: as laid out for the loop.
       epsilon: the KL budget that was used.
       rows: B, the real rows.
-      block_size: student forwards a wave; the teacher has one where the events tell of it.
       spec: for the pad id and T.
     """
     valid = jnp.arange(spec.response_length)[None, :] < state.length[:, None]
@@ -176,7 +178,7 @@ def assemble(
     counters = Counters(
         waves=waves,
         row_waves=state.tally.row_waves,
-        student_forwards=waves * block_size,
+        student_forwards=state.tally.drafted,
         teacher_forwards=waves if guided else jnp.zeros_like(waves),
         committed=state.tally.committed,
         prefilled=state.stash.prefilled,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 SOLVERS = ("newton", "bisect")
+_TEACHER_FORWARD = 2.5  # student steps, about the ratio of the paper's models
 _NARROWEST_PREFILL = 16  # columns; below, a forward costs the same
 
 
@@ -15,6 +16,10 @@ class RolloutSpec:
       end_ids: tokens that end a response; the same for student and teacher. May be empty.
       pad_id: what stands behind a response. May be an end id: masks come from lengths.
       block_size: K, proposals drafted a wave. Changes the cost, never the tokens.
+      block_sizes: block sizes to choose from between two calls, by the corrections until then (the
+        first call uses `block_size`); () = always `block_size`. Each is one more program.
+      block_costs: cost of a wave of each of these, in any unit; () = K + 2.5, a student's step for
+        each proposal and a teacher's forward of 2.5 of them.
       solver: "newton" (certified) or "bisect" (the paper's 16 waves), see `bridge.solve`.
       slots: rows generated at the same time; 0 = all rows of the batch at once. Fewer slots need
         less cache memory; finished rows make room for the next prompts.
@@ -25,6 +30,8 @@ class RolloutSpec:
       prefill_prompts: Q, prompts prefilled together. Each is prefilled once for all its samples.
       prefill_buckets: n: prompts are prefilled in P, P/2, .., P/2^(n-1) columns, whichever holds
         the longest of the Q, but not in fewer than 16. Each is one more forward to compile.
+      compact: when no row waits and few live, these are gathered into half as many slots, or a
+        quarter, and so on, but not into fewer than this; 0 = never. Each is one more program.
       waves_per_call: waves (student-only: decode steps) between two reports of progress.
       score_tokens: tokens of a pass when the teacher scores a student-only rollout afterwards.
       teacher_sample: also draw from T at corrections (method `teacher_sampled`).
@@ -36,12 +43,15 @@ class RolloutSpec:
     end_ids: tuple[int, ...]
     pad_id: int
     block_size: int = 8
+    block_sizes: tuple[int, ...] = ()
+    block_costs: tuple[float, ...] = ()
     solver: str = "newton"
     slots: int = 0
     cache_gib: float = 0.0
     refill_rows: int = 0
     prefill_prompts: int = 8
     prefill_buckets: int = 3
+    compact: int = 0
     waves_per_call: int = 64
     score_tokens: int = 16384
     teacher_sample: bool = False
@@ -68,6 +78,7 @@ class RolloutSpec:
             "refill_rows": 0,
             "prefill_prompts": 1,
             "prefill_buckets": 1,
+            "compact": 0,
             "waves_per_call": 1,
             "score_tokens": 1,
         }.items():
@@ -76,7 +87,20 @@ class RolloutSpec:
         if self.solver not in SOLVERS:
             raise ValueError(f"solver must be one of {', '.join(SOLVERS)}, got {self.solver!r}")
         # A list would make the spec unhashable; ids of another type would compare as floats.
-        object.__setattr__(self, "end_ids", tuple(int(i) for i in self.end_ids))
+        for name, kind in {"end_ids": int, "block_sizes": int, "block_costs": float}.items():
+            object.__setattr__(self, name, tuple(kind(x) for x in getattr(self, name)))
+        self._check_block_sizes()
+
+    def _check_block_sizes(self) -> None:
+        if any(size < 1 for size in self.block_sizes):
+            raise ValueError(f"block_sizes must be at least 1, got {self.block_sizes}")
+        if self.block_costs and len(self.block_costs) != len(self.block_sizes):
+            raise ValueError(
+                f"block_costs has {len(self.block_costs)} entries for {len(self.block_sizes)} "
+                "block_sizes; give one for each, or none"
+            )
+        if any(not cost > 0 for cost in self.block_costs):
+            raise ValueError(f"block_costs must be above 0, got {self.block_costs}")
 
     def num_slots(self, rows: int, shards: int = 1, fit: int | None = None) -> int:
         """W, the slots for a batch of so many rows, a multiple of the devices rows lie on.
@@ -112,14 +136,29 @@ class RolloutSpec:
             sorted((w for w in halves if w in (widest, max(w, _NARROWEST_PREFILL))), reverse=True)
         )
 
+    def compact_slots(self, slots: int, alive: int, shards: int = 1) -> int:
+        """The smallest of W, W/2, W/4, .. that holds the live rows and is allowed."""
+        least = max(self.compact, alive)
+        while self.compact:
+            half = _round_up(-(-slots // 2), shards)
+            if half == slots or half < least:
+                break
+            slots = half
+        return slots
+
+    def wave_costs(self) -> tuple[float, ...]:
+        """The cost of a wave of each of `block_sizes`."""
+        return self.block_costs or tuple(k + _TEACHER_FORWARD for k in self.block_sizes)
+
     def cache_slots(self, prompt_length: int) -> int:
         """S: prompt, response, and K more: a block that starts at the last token still fits."""
-        return prompt_length + self.response_length + self.block_size
+        return prompt_length + self.response_length + max(self.block_size, *self.block_sizes, 1)
 
     def for_student_only(self) -> "RolloutSpec":
         """The same rollout one token a wave; a call of the loop covers as many positions."""
         calls = self.waves_per_call * self.block_size
-        return replace(self, block_size=1, waves_per_call=calls, teacher_sample=False)
+        blocks = {"block_size": 1, "block_sizes": (), "block_costs": ()}
+        return replace(self, **blocks, waves_per_call=calls, teacher_sample=False)
 
 
 def _round_up(n: int, multiple: int) -> int:

@@ -68,12 +68,15 @@ def default_config() -> ConfigDict:
     config.rollout = rollout = ConfigDict()
     rollout.response_length = 7168  # T, the cap on response tokens, the end token included
     rollout.block_size = 8  # K, tokens drafted before the teacher verifies
+    rollout.block_sizes = ()  # to choose from by the corrections so far; () = always block_size
+    rollout.block_costs = ()  # cost of a wave of each, in any unit; () = K + 2.5
     rollout.solver = "newton"  # newton: certified; bisect: the paper's 16 waves
     rollout.slots = 0  # rows generated at the same time, 0 = all; fewer need less cache memory
     rollout.cache_gib = 0.0  # GiB for all key/value caches, over all devices; 0 = no limit
     rollout.refill_rows = 0  # free slots at which waiting rows are admitted, 0 = a quarter of all
     rollout.prefill_prompts = 8  # prompts prefilled together, each once for all its samples
     rollout.prefill_buckets = 3  # n: prefills of P, P/2, .. P/2^(n-1) columns
+    rollout.compact = 0  # live rows may be gathered into so few slots at the end; 0 = never
     rollout.waves_per_call = 64  # waves between two reports of progress
     rollout.score_tokens = 16384  # tokens of a pass of the teacher's scoring, as in trainer
     rollout.end_ids = ()  # ids that end a response; () = all that the two folders name
@@ -181,6 +184,7 @@ def validate(config: ConfigDict) -> None:
             "rollout.refill_rows": 0,
             "rollout.prefill_prompts": 1,
             "rollout.prefill_buckets": 1,
+            "rollout.compact": 0,
             "rollout.waves_per_call": 1,
             "rollout.score_tokens": 1,
             "objective.micro_batch_rows": 1,

@@ -189,7 +189,7 @@ def test_the_caches_are_donated_and_written_in_place(guided):
     if not guided:
         wave = functools.partial(student_wave, MODEL, Purpose.DRAFT)
     fields = {name: GUIDED_FIELDS[name] for name in GUIDED_FIELDS if name != "teacher_sample"}
-    sizes, prompts = Sizes(slots=24, refill=6, prefill=8), batch(48)
+    sizes, prompts = Sizes(slots=24, refill=6, prefill=8, compact=24), batch(48)
     state = allocate(models, spec(), fields if guided else STUDENT_FIELDS, prompts, sizes)
     run = functools.partial(advance, models, wave, spec(), sizes)
     params, queue = pair()[: len(models)], make_queue(prompts, 48)
@@ -224,7 +224,7 @@ def compare_with_one_device(shape: tuple[int, int, int], epsilons=(EPSILON, 0.0)
     mesh = make_mesh(*shape)
     placed = [jax.device_put(p, param_shardings(mesh, CONFIG)) for p in pair()]
     counted = dataclasses.replace(MODEL, logits=logits)
-    several_calls = spec(response_length=16, waves_per_call=4, slots=slots)
+    several_calls = spec(response_length=16, waves_per_call=4, slots=slots, compact=4)
     run = make_rollout(counted, counted, several_calls, mesh)
     for epsilon in epsilons:
         r = run(*placed, batch(16), epsilon, KEY)

@@ -37,7 +37,8 @@ KEY = step_key(0, 1)
 PLAIN = {"block_size": 4}
 SCHEDULES = [
     {"slots": 5, "refill_rows": 1, "waves_per_call": 3},
-    {"slots": 7, "refill_rows": 3, "prefill_prompts": 2},
+    {"slots": 7, "refill_rows": 3, "prefill_prompts": 2, "compact": 2},
+    {"block_sizes": (2, 4), "block_costs": (3.0, 7.0), "waves_per_call": 1, "compact": 12},
 ]
 
 
@@ -113,7 +114,7 @@ def test_s20_a_block_size_that_changes_on_the_way_changes_nothing(one_by_one):
     names = ("tokens", "corrected", "log_q", "beta")
     fields = {name: GUIDED_FIELDS[name] for name in names}
     wide = spec(block_size=8)
-    state = allocate(both, wide, fields, batch, Sizes(ROWS, ROWS, ROWS))
+    state = allocate(both, wide, fields, batch, Sizes(ROWS, ROWS, ROWS, ROWS))
     queue = jax.tree.map(jnp.asarray, make_queue(batch, ROWS))
     widths = wide.prefill_widths(batch.tokens.shape[1])
     stash = prefill_next(both, params, state.stash, batch, queue, ROWS, widths)

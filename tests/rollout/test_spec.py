@@ -72,3 +72,36 @@ def test_no_more_slots_than_fit_into_the_memory_for_caches():
 )
 def test_prompts_are_prefilled_in_a_few_widths(prompt_length, buckets, widths):
     assert spec(prefill_buckets=buckets).prefill_widths(prompt_length) == widths
+
+
+@pytest.mark.parametrize(
+    ("compact", "slots", "alive", "shards", "expected"),
+    [
+        (0, 64, 1, 1, 64),
+        (8, 64, 5, 1, 8),
+        (8, 64, 17, 1, 32),
+        (8, 57, 29, 1, 29),
+        (8, 57, 9, 1, 15),
+        (1, 64, 1, 8, 8),
+        (1, 24, 3, 8, 8),
+        (4, 64, 33, 1, 64),
+    ],
+)
+def test_live_rows_are_gathered_into_the_fewest_slots_allowed(
+    compact, slots, alive, shards, expected
+):
+    assert spec(compact=compact).compact_slots(slots, alive, shards) == expected
+
+
+def test_block_sizes_and_their_costs_are_checked():
+    s = spec(block_sizes=(2, 16))
+    assert s.wave_costs() == (4.5, 18.5)
+    assert s.cache_slots(10) == 10 + 8 + 16
+    assert spec(block_sizes=(2, 4), block_costs=(1.0, 2.0)).wave_costs() == (1.0, 2.0)
+    assert s.for_student_only().cache_slots(10) == 10 + 8 + 1
+    with pytest.raises(ValueError, match="1 entries for 2 block_sizes"):
+        spec(block_sizes=(2, 4), block_costs=(1.0,))
+    with pytest.raises(ValueError, match="block_sizes must be at least 1"):
+        spec(block_sizes=(0, 4))
+    with pytest.raises(ValueError, match="block_costs must be above 0"):
+        spec(block_sizes=(2,), block_costs=(0.0,))
