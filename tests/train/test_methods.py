@@ -75,6 +75,21 @@ def test_twenty_steps_of_the_quickstart_from_the_command_line(name, tmp_path):
     check_counters(name, lines)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["skd", "grpo"])
+def test_eight_devices_make_the_steps_of_one(name, checkpoints, tmp_path):
+    runs = []
+    for size in (1, 2):
+        mesh = {"mesh__data": size, "mesh__fsdp": size, "mesh__tensor": size}
+        teacher = {"teacher": ""} if name == "grpo" else {}
+        config = small_config(checkpoints, method=name, steps=2, skd__top_k=3, **mesh, **teacher)
+        loop.run(config, tmp_path / str(size))
+        runs.append(records(tmp_path / str(size)))
+    for one, eight in zip(*runs, strict=True):
+        assert one["response_tokens"] == eight["response_tokens"]
+        np.testing.assert_allclose(one["loss"], eight["loss"], atol=1e-5)
+
+
 def test_grpo_loads_no_teacher_and_compares_at_least_two_samples(checkpoints):
     session = setup.build(small_config(checkpoints, method="grpo", teacher=""))
     assert (session.pair.teacher, session.pair.teacher_params) == (None, None)
