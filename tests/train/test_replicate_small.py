@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from saki_jax.evals.probe_file import Probe
+from saki_jax.evals.probe_measure import FIGURES
 from saki_jax.train import __main__ as train
 
 SCRIPTS = Path(__file__).parent.parent.parent / "scripts"
@@ -61,9 +63,22 @@ def check_documents(out: Path) -> None:
     assert str(out) not in text + json.dumps(found)
 
 
+def no_probe(plan, epsilon: float, positions: int):
+    """In place of the probe, which compiles as much as the runs: eight positions, four prompts."""
+    n = np.arange(8)
+    figures = {name: np.full(8, 0.25, np.float32) for name in FIGURES}
+    probe = Probe(
+        tokens=np.zeros(8, np.int32), offset=np.array([0, 8]), row=0 * n, prefix=n + 1, position=n,
+        corrected=n % 2 == 0, partner=n ^ 1, prompt=n // 2, prompt_ids=np.array(list("abcd")),
+        initial=figures, meta={"epsilon": epsilon},
+    )  # fmt: skip
+    return probe, dict.fromkeys(plan.pairs(), figures)
+
+
 def test_two_methods_from_runs_to_document_and_again_without_running(
     checkpoints, tmp_path, monkeypatch
 ):
+    monkeypatch.setattr(part("probes"), "measure_all", no_probe)
     ran = []
 
     def here(plan, method, seed):
