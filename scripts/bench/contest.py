@@ -7,7 +7,7 @@ import numpy as np
 
 from bench import measure, memory, peers, phases, report, roofline
 from bench.contenders import build
-from bench.scenario import STUDENT_ONLY, TOKEN_WISE, Pair, Scenario, impose_lengths
+from bench.scenario import ADAPTIVE, STUDENT_ONLY, TOKEN_WISE, Pair, Scenario, impose_lengths
 from saki_jax.rollout.batch import Rollout
 from saki_jax.rollout.keys import step_key
 
@@ -99,7 +99,7 @@ class Contest:
         self, epsilon: float, parts: phases.Phases, finished: dict[str, Rollout]
     ) -> dict[str, Any]:
         scenario = self.scenario
-        sizes = {name: _block_size(name) for name in self.contenders}
+        sizes = {name: _block_size(name) for name in self.contenders if name != ADAPTIVE}
         seconds = {name: float(np.median(values)) for name, values in self.phases.items()}
         solvers = parts.solvers()
         context = float(np.mean(np.asarray(parts.slots.length)))
@@ -140,7 +140,8 @@ class Contest:
         self, name: str, figures: dict[str, Any], context: float, readings: float
     ) -> float | None:
         """Tokens/s if every step or wave took its roofline time, with the waves it really took."""
-        if not figures["waves"] or name in self.peers:
+        # Of waves of several sizes one cannot be counted for all.
+        if not figures["waves"] or name in self.peers or name == ADAPTIVE:
             return None
         scenario, size = self.scenario, _block_size(name)
         shapes = (scenario.student, scenario.teacher, self.batch, size, context, readings)
@@ -150,7 +151,7 @@ class Contest:
 
 
 def _unlimited(name: str) -> bool:
-    return name == STUDENT_ONLY or name.startswith("engine")
+    return name in (STUDENT_ONLY, ADAPTIVE) or name.startswith("engine")
 
 
 def _block_size(name: str) -> int:

@@ -28,7 +28,9 @@ END = 0  # the end token of every benchmark
 _CERTAIN = 1e4  # a logit that leaves the others no mass, and, negative, none to its own token
 _LOGIT_SPREAD = 2.0  # standard deviation of a random model's logits, as peaked as a real one's
 
-STUDENT_ONLY, EXTERNAL, TOKEN_WISE = "student_only", "external_k8", "token_wise"
+STUDENT_ONLY, ADAPTIVE, EXTERNAL, TOKEN_WISE = (
+    "student_only", "exact_q_adaptive", "external_k8", "token_wise",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,7 @@ PRESETS = {
         response_length=768,
         median_length=80,
         spread=1.0,
-        contenders=(STUDENT_ONLY, *_ENGINE, EXTERNAL, TOKEN_WISE),
+        contenders=(STUDENT_ONLY, *_ENGINE, ADAPTIVE, EXTERNAL, TOKEN_WISE),
         repeats=5,
     ),
     # Small models under the real vocabulary: draws and bridge are nearly all of it on a CPU.
