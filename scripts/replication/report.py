@@ -32,7 +32,8 @@ has the same seeds ({seeds}) and, with a seed, the same prompts and random numbe
 {prompts} prompts × {samples} responses and the same optimiser; runs differ in `method` alone. ε
 falls from {epsilon} to 0 at step {zero_at}. Task, budget and length were fixed by runs of SAKI
 alone before any two methods were compared; what was changed later stands in
-configs/replicate_small.py. Evaluation: the student alone, {k} samples to each of {problems} held-out problems. Commit {commit}; {cores} cores;
+configs/replicate_small.py. Evaluation: the student alone,
+{k} samples to each of {problems} held-out problems. Commit {commit}; {cores} cores;
 {minutes:.0f} minutes of steps, summed over the runs.
 
 **What this can say.** A toy task, models of a hundred thousand parameters and a teacher that is

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from saki_jax.evals import results, tables
+from saki_jax.evals import entries, results, tables
 from saki_jax.evals.bootstrap import Estimate
 from saki_jax.evals.folder import FolderError, write_json
 from saki_jax.evals.table import Table
@@ -81,7 +81,7 @@ def row_of(table, method):
 
 
 def test_the_main_table_by_hand(folders):
-    built = by_name(tables.build(tables.read_entries(folders)))
+    built = by_name(tables.build(entries.read_entries(folders)))
     table = built["table_1"]
     assert [row[0] for row in table.rows] == ["OPD", "TRB", "SAKI"]  # the paper's order
     saki = row_of(table, "SAKI")
@@ -95,7 +95,7 @@ def test_the_main_table_by_hand(folders):
 
 
 def test_the_split_into_budget_and_placement_adds_up(folders):
-    split = by_name(tables.build(tables.read_entries(folders)))["figure_3c"]
+    split = by_name(tables.build(entries.read_entries(folders)))["figure_3c"]
     budget, placement, both = (row[2] for row in split.rows)
     assert budget.value == pytest.approx(100 * (2 / 32) / 2)
     assert placement.value == pytest.approx(100 * (3 / 32 + 2 / 16) / 2)
@@ -104,7 +104,7 @@ def test_the_split_into_budget_and_placement_adds_up(folders):
 
 
 def test_controls_are_compared_with_saki_by_problem(folders):
-    controls = by_name(tables.build(tables.read_entries(folders)))["table_2"]
+    controls = by_name(tables.build(entries.read_entries(folders)))["table_2"]
     assert [row[0] for row in controls.rows] == ["TRB", "Random-TM", "SAKI"]
     assert row_of(controls, "SAKI")["SAKI minus it, Mean@8"] is None
     gap = row_of(controls, "Random-TM")["SAKI minus it, Mean@8"]
@@ -112,8 +112,7 @@ def test_controls_are_compared_with_saki_by_problem(folders):
 
 
 def test_differences_to_a_reference_set_by_set(folders):
-    entries = tables.read_entries(folders)
-    table = tables.differences(entries, "opd")
+    table = tables.differences(entries.read_entries(folders), "opd")
     assert [row[:3] for row in table.rows[-2:]] == [
         ("SAKI", "1.7B", "Mean@8"),
         ("SAKI", "1.7B", "Pass@8"),
@@ -122,19 +121,19 @@ def test_differences_to_a_reference_set_by_set(folders):
     assert mean["A"].value == pytest.approx(100 * 5 / 32)
     assert mean["B"].value == pytest.approx(100 * 4 / 16)
     assert mean["Average"].value == pytest.approx((mean["A"].value + mean["B"].value) / 2)
-    with pytest.raises(tables.TablesError, match="the reference 'skd' is none of opd, trb"):
-        tables.differences(entries, "skd")
+    with pytest.raises(entries.TablesError, match="the reference 'skd' is none of opd, trb"):
+        tables.differences(entries.read_entries(folders), "skd")
 
 
 def test_without_controls_there_is_no_control_table(folders):
-    built = tables.build(tables.read_entries(folders[:2]))
+    built = tables.build(entries.read_entries(folders[:2]))
     assert [table.name for table in built] == ["table_1", "table_6"]
 
 
 def test_seeds_are_averaged_and_their_spread_is_said(tmp_path):
     runs = [{"a": [8, 0]}, {"a": [4, 0]}, {"a": [0, 0]}]
     given = [folder(tmp_path, f"s{i}", made_up("saki", r)) for i, r in enumerate(runs)]
-    (entry,) = tables.read_entries(given)
+    (entry,) = entries.read_entries(given)
     row = row_of(by_name(tables.build([entry]))["table_1"], "SAKI")
     assert row["Average"].value == 25.0
     assert row["runs"] == 3
@@ -143,20 +142,20 @@ def test_seeds_are_averaged_and_their_spread_is_said(tmp_path):
 
 def test_students_of_several_sizes_stand_below_each_other(tmp_path, folders):
     small = folder(tmp_path, "small", made_up("saki", RIGHT["saki"], student="0.6B"))
-    built = by_name(tables.build(tables.read_entries([*folders, small])))
+    built = by_name(tables.build(entries.read_entries([*folders, small])))
     assert [row[:2] for row in built["table_1"].rows][-2:] == [("SAKI", "1.7B"), ("SAKI", "0.6B")]
     # Only the size with all three methods can be split.
     assert {row[0] for row in built["figure_3c"].rows} == {"1.7B"}
 
 
 def test_rows_may_be_named_on_the_command_line(folders):
-    (entry,) = tables.read_entries([f"base@4B={folders[0]}"])
+    (entry,) = entries.read_entries([f"base@4B={folders[0]}"])
     assert (entry.title, entry.student) == ("base", "4B")
 
 
 def test_a_missing_set_leaves_its_cell_and_the_average_empty(tmp_path, folders):
     part = folder(tmp_path, "part", made_up("exopd", {"a": [1, 1, 1, 1]}))
-    row = row_of(by_name(tables.build(tables.read_entries([*folders, part])))["table_1"], "ExOPD")
+    row = row_of(by_name(tables.build(entries.read_entries([*folders, part])))["table_1"], "ExOPD")
     assert row["B"] is None
     assert row["Average"] is None
     assert row["A"].value == 12.5
@@ -164,23 +163,23 @@ def test_a_missing_set_leaves_its_cell_and_the_average_empty(tmp_path, folders):
 
 def test_folders_evaluated_otherwise_are_refused(tmp_path, folders):
     other = folder(tmp_path, "other", made_up("skd", RIGHT["opd"], max_new_tokens=64))
-    with pytest.raises(tables.TablesError, match="max_new_tokens: 16384 and 64"):
-        tables.read_entries([*folders, other])
+    with pytest.raises(entries.TablesError, match="max_new_tokens: 16384 and 64"):
+        entries.read_entries([*folders, other])
     with pytest.raises(FolderError, match=r"summary\.json is missing"):
-        tables.read_entries([str(tmp_path / "gone")])
+        entries.read_entries([str(tmp_path / "gone")])
     more = folder(tmp_path, "more", made_up("saki", {"a": [1] * 5, "b": [0, 0]}))
-    with pytest.raises(tables.TablesError, match=r"runs of SAKI 1\.7B differ in problems of a"):
-        tables.build(tables.read_entries([folders[0], more]))
+    with pytest.raises(entries.TablesError, match=r"runs of SAKI 1\.7B differ in problems of a"):
+        tables.build(entries.read_entries([folders[0], more]))
 
 
 def test_what_is_not_whole_is_said(tmp_path):
     given = folder(tmp_path, "x", made_up("saki", RIGHT["saki"], finished=False, whole=False))
-    note = tables.build(tables.read_entries([given]))[0].note
+    note = tables.build(entries.read_entries([given]))[0].note
     assert "Only part of some sets" in note
     assert "not finished" in note
     assert "average is without" not in note  # none of the seven is there: other sets were meant
     given = folder(tmp_path, "y", made_up("saki", {"minerva": [1, 0]}))
-    note = tables.build(tables.read_entries([given]))[0].note
+    note = tables.build(entries.read_entries([given]))[0].note
     assert "without MATH-500" in note
 
 
