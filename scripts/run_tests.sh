@@ -10,4 +10,5 @@ case " $* " in
   *" -m "*) marker=() ;;
   *) marker=(-m "not slow and not parity") ;;
 esac
-exec env JAX_PLATFORMS=cpu .venv/bin/python -m pytest -n "${WORKERS:-2}" "${marker[@]}" "$@"
+# A file's tests stay in one process, which compiles what they share once.
+exec env JAX_PLATFORMS=cpu .venv/bin/python -m pytest -n "${WORKERS:-2}" --dist loadfile "${marker[@]}" "$@"

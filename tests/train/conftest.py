@@ -1,5 +1,6 @@
 """Two tiny random checkpoints of the addition task, made once a session."""
 
+import os
 from pathlib import Path
 
 import jax
@@ -36,8 +37,11 @@ def write_checkpoint(path: Path, seed: int, hidden_size: int = 32) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def compile_once(tmp_path_factory):
-    """Programs that several runs of one process ask for are compiled once."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    """Programs that several runs ask for are compiled once, by all workers together."""
+    folder = tmp_path_factory.getbasetemp()
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        folder = folder.parent
+    jax.config.update("jax_compilation_cache_dir", str(folder / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     yield
     jax.config.update("jax_compilation_cache_dir", None)
