@@ -91,12 +91,14 @@ def corrections_come_as_often_as_the_total_variation_says(result) -> None:
     assert 0.03 * tv.sum() > 5 * sigma  # the power: a rate 3 % off would be seen
 
 
+@pytest.mark.slow
 def test_at_epsilon_zero_the_responses_follow_the_student():
     result = answers(engine(make_rollout), 0.0)
     assert p_value(result, law(0.0)) > LEVEL
     assert p_value(result, law(EPSILON)) < REJECTED
 
 
+@pytest.mark.slow
 def test_under_a_huge_budget_the_responses_follow_the_teacher():
     assert p_value(answers(engine(), HUGE), law(HUGE)) > LEVEL
 
@@ -119,6 +121,7 @@ def residual_from_a_uniform(solved, logits_p, logits_t, keys):
     return token.astype(jnp.int32), weight.sum(axis=-1) > 0
 
 
+@pytest.mark.slow
 def test_a_residual_that_reuses_the_proposals_noise_is_caught(monkeypatch):
     monkeypatch.setattr(wave, "position_keys", share({Purpose.RESIDUAL: Purpose.DRAFT}))
     mistaken = engine.__wrapped__()  # compiled anew, with the mistake in it

@@ -75,6 +75,7 @@ def no_probe(plan, epsilon: float, positions: int):
     return probe, dict.fromkeys(plan.pairs(), figures)
 
 
+@pytest.mark.slow
 def test_two_methods_from_runs_to_document_and_again_without_running(
     checkpoints, tmp_path, monkeypatch
 ):
