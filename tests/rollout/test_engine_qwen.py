@@ -213,7 +213,7 @@ def reference(response_length: int, epsilon: float):
     return run(*pair(), batch(16), epsilon, KEY)
 
 
-def compare_with_one_device(shape: tuple[int, int, int], epsilons=(EPSILON, 0.0), slots=0) -> None:
+def compare_with_one_device(shape, epsilons=(EPSILON, 0.0), **changes) -> None:
     """Two steps on a mesh: the tokens of one device, and nothing compiled for the second."""
     traces = []
 
@@ -224,7 +224,7 @@ def compare_with_one_device(shape: tuple[int, int, int], epsilons=(EPSILON, 0.0)
     mesh = make_mesh(*shape)
     placed = [jax.device_put(p, param_shardings(mesh, CONFIG)) for p in pair()]
     counted = dataclasses.replace(MODEL, logits=logits)
-    several_calls = spec(response_length=16, waves_per_call=4, slots=slots, compact=4)
+    several_calls = spec(response_length=16, waves_per_call=4, **changes)
     run = make_rollout(counted, counted, several_calls, mesh)
     for epsilon in epsilons:
         r = run(*placed, batch(16), epsilon, KEY)
@@ -236,7 +236,7 @@ def compare_with_one_device(shape: tuple[int, int, int], epsilons=(EPSILON, 0.0)
 
 
 def test_j05_j09_a_mesh_gives_the_tokens_of_one_device(eight_devices):
-    compare_with_one_device((2, 2, 2), (EPSILON,), slots=8)
+    compare_with_one_device((2, 2, 2), (EPSILON,), slots=8, compact=4)
 
 
 @pytest.mark.slow
