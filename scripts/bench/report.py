@@ -14,6 +14,7 @@ import jax
 
 from bench.measure import Sample, middle
 from bench.scenario import EXTERNAL, STUDENT_ONLY
+from saki_jax.rollout.block_size import expected_commit
 
 ENGINE = "engine_k8"  # the contender that stands for exact-q in the summary
 
@@ -65,11 +66,6 @@ def commit() -> str:
 def today() -> str:
     """UTC, to the minute."""
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M")
-
-
-def expected_commit(rate: float, block_size: int) -> float:
-    """E = (1 - (1 - r)^K) / r, tokens that a wave commits of a row that goes on."""
-    return block_size if rate == 0 else (1 - (1 - rate) ** block_size) / rate
 
 
 def speed_bound(rate: float, block_size: int, student_step: float, teacher: float) -> float:
