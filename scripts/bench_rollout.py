@@ -97,10 +97,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             result["batches"][str(batch)] = part
             if "exact_q" in part:
                 result["exact_q"][str(batch)] = part["exact_q"]
+            if options.out:  # after every batch size, so that an interrupted run leaves some
+                options.out.parent.mkdir(parents=True, exist_ok=True)
+                options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(table(result))
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
     return result
 
 

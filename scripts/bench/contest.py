@@ -8,10 +8,12 @@ import numpy as np
 from bench import measure, memory, peers, phases, report, roofline
 from bench.contenders import build
 from bench.scenario import ADAPTIVE, STUDENT_ONLY, TOKEN_WISE, Pair, Scenario, impose_lengths
+from bench.snapshots import snapshots
 from saki_jax.rollout.batch import Rollout
 from saki_jax.rollout.keys import step_key
 
 BLOCK = 8  # of the engine that stands for exact-q
+MOMENTS = 4  # of the rollout, at which the phases are timed
 
 
 class Contest:
@@ -47,14 +49,13 @@ class Contest:
         finished: dict[str, Rollout] = {}
         if epsilon is None:
             epsilon = self._calibrated() if scenario.guided else 0.0
-        parts = phases.Phases(
-            self.pair,
-            scenario.spec(self.batch, BLOCK),
-            self.rows,
-            scenario.prompt_length,
-            phases.typical_counts(self.lengths, self.batch),
-            epsilon,
+        spec = scenario.spec(self.batch, BLOCK)
+        refill = spec.num_refill(self.rows, self.batch)
+        moments = snapshots(
+            self.lengths, np.asarray(self.prompts.length), self.batch, refill, MOMENTS
         )
+        width = scenario.prompt_length
+        parts = phases.Phases(self.pair, spec, self.rows, width, moments, epsilon)
 
         def one(name: str) -> tuple[measure.Sample, Rollout | None]:
             if name in self.peers:
@@ -102,7 +103,7 @@ class Contest:
         sizes = {name: _block_size(name) for name in self.contenders if name != ADAPTIVE}
         seconds = {name: float(np.median(values)) for name, values in self.phases.items()}
         solvers = parts.solvers()
-        context = float(np.mean(np.asarray(parts.slots.length)))
+        context = parts.context
         readings = solvers["newton"]["readings"]
         roof = roofline.bound(
             scenario.student, scenario.teacher, self.batch, BLOCK, context, readings, self.rates

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bench.phases import middle_slots
 from bench.scenario import Pair
+from bench.snapshots import at_work
 from saki_jax.rollout.generate import student_wave
 from saki_jax.rollout.keys import Purpose, step_key
 from saki_jax.rollout.spec import RolloutSpec
@@ -14,7 +14,9 @@ from saki_jax.rollout.wave import guided_wave
 
 def wave_memory(pair: Pair, spec: RolloutSpec, slots: int, prompt_length: int) -> dict[str, int]:
     """Temporary bytes of a compiled wave and of a student step; works from shapes alone."""
-    state = jax.eval_shape(lambda: middle_slots(np.zeros(slots, int), prompt_length))
+    state = jax.eval_shape(
+        lambda: at_work(np.arange(slots), np.zeros(slots, int), np.full(slots, prompt_length))
+    )
     capacity = spec.cache_slots(prompt_length)
     caches = jax.eval_shape(
         lambda: tuple(m.init_cache(slots, capacity) for m in (pair.student, pair.teacher))

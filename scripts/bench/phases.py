@@ -1,7 +1,7 @@
-"""The parts of a wave, each compiled and timed on its own, on slots in mid-answer."""
+"""The parts of a wave, each compiled and timed on its own, on slots as the rollout has them."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -28,7 +28,7 @@ class Phases:
       spec: block size, slots and lengths.
       rows: responses of the batch.
       prompt_length: width of the prompts.
-      counts: response tokens that each slot holds, [W].
+      moments: what stands in the slots; every phase is timed at each of them.
       epsilon: the budget of the bridge.
     """
 
@@ -38,13 +38,13 @@ class Phases:
         spec: RolloutSpec,
         rows: int,
         prompt_length: int,
-        counts: np.ndarray,
+        moments: Sequence[Slots],
         epsilon: float,
     ):
         self.pair, self.spec, self.rows, self.prompt_length = pair, spec, rows, prompt_length
         self.epsilon = jnp.float32(epsilon)
         self.key = step_key(0, 0)
-        self.slots = middle_slots(counts, prompt_length)
+        self.moments = moments
         self._student_cache, self._teacher_cache = self._caches()
         self._programs = _programs(pair, spec)
         self._prefill = Programs(pair.student, pair.teacher, spec).prefill
@@ -53,20 +53,30 @@ class Phases:
         capacity = self.spec.cache_slots(self.prompt_length)
         make = jax.jit(
             lambda: tuple(
-                model.init_cache(len(self.slots.count), capacity)
+                model.init_cache(len(self.moments[0].count), capacity)
                 for model in (self.pair.student, self.pair.teacher)
             )
         )
         return make()
 
-    def seconds(self, repeats: int = 3) -> dict[str, float]:
-        """Median seconds of each phase.
+    @property
+    def context(self) -> float:
+        """Mean number of cached tokens of a slot; one without a row has none."""
+        return float(np.mean([np.asarray(slots.start) for slots in self.moments]))
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each phase, its mean over the moments.
 
         ``step`` and ``draw`` are one decode step of the student and the draw in it; ``residual`` is
         needed only in waves with a rejection; ``prefill`` admits as many prompts as the engine
         does at a time.
         """
-        pair, programs, slots, key = self.pair, self._programs, self.slots, self.key
+        each = [self._seconds_at(slots) for slots in self.moments]
+        seconds = {name: float(np.mean([one[name] for one in each])) for name in each[0]}
+        return seconds | {"prefill": self._prefill_seconds()}
+
+    def _seconds_at(self, slots: Slots, repeats: int = 3) -> dict[str, float]:
+        pair, programs, key = self.pair, self._programs, self.key
         found: dict[str, float] = {}
 
         def note(name: str, function: Callable, *arguments: Any) -> Any:
@@ -106,10 +116,9 @@ class Phases:
         note("residual", programs["residual"], solved, logits_p, logits_t, slots, key)
         table = {name: jnp.zeros(_table_shape(self), d) for name, d in GUIDED_FIELDS.items()}
         note("commit", programs["commit"], slots, _block(proposal), table)
-        self._time_prefill(note)
         return found
 
-    def _time_prefill(self, note: Callable) -> None:
+    def _prefill_seconds(self, repeats: int = 3) -> float:
         refill = self.spec.num_prefill(self.rows)
         tokens = jnp.ones((refill, self.prompt_length - 1), jnp.int32)
         target = jnp.arange(refill, dtype=jnp.int32)
@@ -121,15 +130,16 @@ class Phases:
             self._student_cache, self._teacher_cache = caches
             return caches
 
-        note("prefill", prefilled)
+        return median_time(prefilled, repeats=repeats)
 
     def solvers(self, repeats: int = 3) -> dict[str, dict[str, float]]:
         """Each solver of the bridge on drafted logits: seconds a wave, readings of the logits."""
+        slots = self.moments[len(self.moments) // 2]
         self._student_cache, proposal, logits_p = self._programs["draft"](
-            self.pair.student_params, self._student_cache, self.slots, self.key
+            self.pair.student_params, self._student_cache, slots, self.key
         )
         self._teacher_cache, logits_t = self._programs["verify"](
-            self.pair.teacher_params, self._teacher_cache, self.slots, proposal
+            self.pair.teacher_params, self._teacher_cache, slots, proposal
         )
         result = {}
         for solver in ("newton", "bisect"):
@@ -203,32 +213,6 @@ def _programs(pair: Pair, spec: RolloutSpec) -> dict[str, Callable]:
         "residual": jax.jit(residual),
         "commit": jax.jit(commit_block),
     }
-
-
-def middle_slots(counts: np.ndarray, prompt_length: int) -> Slots:
-    """W live slots that hold so many response tokens each."""
-    counts = jnp.asarray(counts, jnp.int32)
-    index = jnp.arange(len(counts), dtype=jnp.int32)
-    return Slots(
-        row=index,
-        sequence_id=index,
-        length=counts + prompt_length - 1,
-        pending=jnp.ones_like(counts),
-        count=counts,
-        alive=counts >= 0,
-        finished=counts < 0,
-        nonfinite=counts < 0,
-    )
-
-
-def typical_counts(lengths: np.ndarray, slots: int) -> np.ndarray:
-    """How far the answers are that a look at a random moment finds in the slots, [W].
-
-    Long answers are met more often, each anywhere in its length.
-    """
-    progress = np.sort(np.concatenate([np.arange(length) for length in lengths]))
-    at = ((np.arange(slots) + 0.5) / slots * len(progress)).astype(int)
-    return progress[at]
 
 
 def _block(proposal: jax.Array) -> Block:

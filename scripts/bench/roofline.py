@@ -19,10 +19,17 @@ from saki_jax.models.qwen3 import default_compute_dtype
 
 
 class Rates(NamedTuple):
-    """Measured on this machine: bytes/s of a copy (read and written), operations/s of a product."""
+    """Measured on this machine: bytes/s of a copy (read and written) and of reading a matrix for a
+    product with a vector, operations/s of a product of matrices."""
 
     copy: float
+    read: float
     matmul: float
+
+    @property
+    def memory(self) -> float:
+        """Bytes/s at best. Decoding mostly reads, which a CPU does faster than it copies."""
+        return max(self.copy, self.read)
 
 
 class Work(NamedTuple):
@@ -39,15 +46,22 @@ class Work(NamedTuple):
 
     def seconds(self, rates: Rates) -> float:
         """The longer of moving and computing, as if they overlapped perfectly."""
-        return max(self.bytes / rates.copy, self.flops / rates.matmul)
+        return max(self.bytes / rates.memory, self.flops / rates.matmul)
 
 
 def measure_rates(small: bool = False) -> Rates:
-    """Copies an array and multiplies two matrices in the compute dtype; best of several."""
+    """Best of several: copies an array, multiplies it with a vector, and two matrices in the
+    compute dtype."""
     copy_bytes, size = (2**24, 256) if small else (2**28, 2048)
+    dtype = default_compute_dtype()
     x = jnp.ones(copy_bytes // 4, jnp.float32)
-    a = jnp.ones((size, size), default_compute_dtype())
-    return Rates(2 * x.nbytes / best_time(_copy, x), 2 * size**3 / best_time(_product, a))
+    matrix = jnp.ones((copy_bytes // dtype.itemsize // 4096, 4096), dtype)
+    a = jnp.ones((size, size), dtype)
+    return Rates(
+        copy=2 * x.nbytes / best_time(_copy, x),
+        read=matrix.nbytes / best_time(_product, matrix, matrix[0]),
+        matmul=2 * size**3 / best_time(_product, a, a),
+    )
 
 
 @jax.jit
@@ -56,8 +70,8 @@ def _copy(x: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def _product(a: jax.Array) -> jax.Array:
-    return a @ a
+def _product(a: jax.Array, b: jax.Array) -> jax.Array:
+    return a @ b
 
 
 def best_time(function: Callable, *arguments, repeats: int = 5) -> float:

@@ -26,7 +26,8 @@ def machine_line(result: Mapping[str, Any]) -> str:
     where, rates = result["machine"], Rates(**result["rates"])
     return (
         f"{where['processor']}, {where['cores']} cores, {where['device']}; copies "
-        f"{rates.copy / 1e9:.1f} GB/s, multiplies {rates.matmul / 1e9:.0f} GFLOP/s; "
+        f"{rates.copy / 1e9:.1f} GB/s, reads {rates.read / 1e9:.1f} GB/s, multiplies "
+        f"{rates.matmul / 1e9:.0f} GFLOP/s; "
         + ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     )
 
