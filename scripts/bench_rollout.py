@@ -20,7 +20,8 @@ from typing import Any
 
 from bench import peers, report, roofline
 from bench.contest import Contest
-from bench.scenario import PRESETS, Scenario, load_pair
+from bench.presets import PRESETS
+from bench.scenario import Scenario, load_pair
 from bench.table import table
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import report, roofline
-from bench.scenario import PRESETS as PAIRS
+from bench.presets import PRESETS as PAIRS
 from bench.splits import UpdateScenario
 from bench.table import machine_line
 from bench.update import UpdateContest

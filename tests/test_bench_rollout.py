@@ -75,7 +75,7 @@ def test_the_table_names_every_contender_and_the_paper(result):
 
 def test_lengths_are_imposed_on_student_and_engine_alike():
     scenarios, contenders = part("scenario"), part("contenders")
-    scenario, pair = scenarios.load_pair(scenarios.PRESETS["tiny"])
+    scenario, pair = scenarios.load_pair(part("presets").PRESETS["tiny"])
     prompts, lengths = scenario.prompts(5), scenario.lengths(5)
     assert len(set(lengths.tolist())) > 2
     limited = pair._replace(
@@ -102,11 +102,11 @@ def test_an_unknown_contender_is_refused():
 def test_a_lone_checkpoint_is_refused_where_both_models_are_used():
     scenarios = part("scenario")
     with pytest.raises(ValueError, match="both student and teacher"):
-        scenarios.load_pair(scenarios.PRESETS["tiny"], student="somewhere")
+        scenarios.load_pair(part("presets").PRESETS["tiny"], student="somewhere")
 
 
 def test_the_cpu_pair_stands_like_the_papers():
-    roofline, cpu = part("roofline"), part("scenario").PRESETS["cpu"]
+    roofline, cpu = part("roofline"), part("presets").PRESETS["cpu"]
     ours = [roofline.shape_of(c) for c in (cpu.student, cpu.teacher)]
     theirs = [roofline.shape_of(MODELS[name]) for name in ("1.7b", "4b")]
     ratio = [pair[1]["parameters"] / pair[0]["parameters"] for pair in (ours, theirs)]
@@ -223,7 +223,7 @@ def test_a_peer_is_driven_line_by_line(tmp_path, monkeypatch):
         "    print(json.dumps({'seconds': 0.5, 'tokens': tokens, 'steps': 3}), flush=True)\n"
     )
     monkeypatch.setitem(peers.CHILDREN, "echo", str(child))
-    scenario = part("scenario").PRESETS["tiny"]
+    scenario = part("presets").PRESETS["tiny"]
     work = peers.job({}, scenario.prompts(3), np.array([4, 5, 6]), 2)
     assert [len(p) for p in work["prompts"]] == scenario.prompts(3).length.tolist()
     peer = peers.Peer("echo", sys.executable, work, tmp_path)

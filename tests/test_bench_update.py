@@ -72,7 +72,7 @@ def test_splits_are_what_they_say(preset):
 
 def test_training_operations_by_hand():
     update = importlib.import_module("bench.update")
-    config = importlib.import_module("bench.scenario").PRESETS["tiny"].student
+    config = importlib.import_module("bench.presets").PRESETS["tiny"].student
     # D 16, FF 32, H 2, G 1, C 8, V 64, one layer.
     layer = 16 * 16 + 2 * 16 * 8 + 16 * 16 + 3 * 16 * 32
     read = [3 + 4 - 1, 3 + 1 - 1]  # prompts of 3, responses of 4 and 1; the row without one is out

@@ -7,7 +7,16 @@ import numpy as np
 
 from bench import measure, memory, peers, phases, report, roofline
 from bench.contenders import build
-from bench.scenario import ADAPTIVE, STUDENT_ONLY, TOKEN_WISE, Pair, Scenario, impose_lengths
+from bench.scenario import (
+    ADAPTIVE,
+    COMPACT,
+    STUDENT_ONLY,
+    TOKEN_WISE,
+    Pair,
+    Scenario,
+    impose_lengths,
+    without_teacher,
+)
 from bench.snapshots import snapshots
 from saki_jax.rollout.batch import Rollout
 from saki_jax.rollout.keys import step_key
@@ -22,9 +31,8 @@ class Contest:
     def __init__(
         self, scenario: Scenario, pair: Pair, batch: int, rows: int, rates: roofline.Rates
     ):
-        self.scenario, self.pair, self.batch, self.rows, self.rates = (
-            scenario, pair, batch, rows, rates,
-        )  # fmt: skip
+        self.scenario, self.pair = scenario, pair
+        self.batch, self.rows, self.rates = batch, rows, rates
         self.prompts, self.lengths = scenario.prompts(rows), scenario.lengths(rows)
         self.key = step_key(0, 1)
         limited = pair._replace(
@@ -147,22 +155,24 @@ class Contest:
         scenario, size = self.scenario, _block_size(name)
         shapes = (scenario.student, scenario.teacher, self.batch, size, context, readings)
         bound = roofline.bound(*shapes, self.rates)
-        one = bound["student_step_seconds" if name == STUDENT_ONLY else "wave_seconds"]
+        one = bound["student_step_seconds" if without_teacher(name) else "wave_seconds"]
         return figures["committed"] / (figures["waves"] * one)
 
 
 def _unlimited(name: str) -> bool:
-    return name in (STUDENT_ONLY, ADAPTIVE) or name.startswith("engine")
+    return without_teacher(name) or name == ADAPTIVE or name.startswith("engine")
 
 
 def _block_size(name: str) -> int:
-    return 1 if name in (STUDENT_ONLY, TOKEN_WISE) else int(name.rsplit("_k", 1)[1])
+    if without_teacher(name) or name == TOKEN_WISE:
+        return 1
+    return int(name.removesuffix(COMPACT).rsplit("_k", 1)[1])
 
 
 def _mean_tv(finished: dict[str, Rollout]) -> float:
     """Mean TV(p, q) over all tokens of a guided rollout; 0 where there was none."""
     for name, rollout in finished.items():
-        if name != STUDENT_ONLY:
+        if not without_teacher(name):
             return float(np.asarray(rollout.tv).sum() / np.asarray(rollout.length).sum())
     return 0.0
 
@@ -176,5 +186,5 @@ def _equal_tokens(finished: dict[str, Rollout]) -> dict[str, float]:
     return {
         name: float((np.asarray(rollout.tokens) == tokens)[valid].mean())
         for name, rollout in finished.items()
-        if name not in (report.ENGINE, STUDENT_ONLY)
+        if name != report.ENGINE and not without_teacher(name)
     }

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from bench.measure import Sample, middle
-from bench.scenario import EXTERNAL, STUDENT_ONLY
+from bench.scenario import EXTERNAL, STUDENT_ONLY, without_teacher
 from saki_jax.rollout.block_size import expected_commit
 
 ENGINE = "engine_k8"  # the contender that stands for exact-q in the summary
@@ -84,7 +84,7 @@ def describe(samples: Mapping[str, Sequence[Sample]], block_sizes: Mapping[str, 
     for name, runs in samples.items():
         last, size = runs[-1], block_sizes.get(name, 1)
         rate = last.corrections / max(last.committed, 1)
-        guided = name != STUDENT_ONLY and name in block_sizes
+        guided = not without_teacher(name) and name in block_sizes
         figures: dict[str, Any] = {
             "tokens_per_second": middle(speeds[name]),
             "seconds": middle([s.seconds for s in runs]),

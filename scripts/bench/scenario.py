@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from saki_jax.models import hf
-from saki_jax.models.config import PRESETS as MODELS
 from saki_jax.models.config import Qwen3Config
 from saki_jax.models.lm import LanguageModel
 from saki_jax.models.qwen3 import default_compute_dtype, init_params, language_model
@@ -31,6 +30,12 @@ _LOGIT_SPREAD = 2.0  # standard deviation of a random model's logits, as peaked 
 STUDENT_ONLY, ADAPTIVE, EXTERNAL, TOKEN_WISE = (
     "student_only", "exact_q_adaptive", "external_k8", "token_wise",
 )  # fmt: skip
+COMPACT = "_compact"  # behind a name: the last rows of a batch are gathered into fewer slots
+
+
+def without_teacher(name: str) -> bool:
+    """Whether the contender of that name knows no teacher."""
+    return name.removesuffix(COMPACT) == STUDENT_ONLY
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ class Scenario:
     @property
     def guided(self) -> bool:
         """Whether any contender uses the teacher."""
-        return any(name != STUDENT_ONLY for name in self.contenders)
+        return not all(map(without_teacher, self.contenders))
 
     def spec(self, batch: int, block_size: int = 8) -> RolloutSpec:
         """The rollout asked for at a batch size."""
@@ -183,72 +188,3 @@ def impose_lengths(model: LanguageModel, prompts: Prompts, lengths: np.ndarray) 
         return plain.at[..., END].set(jnp.where(hidden[..., -1] > 0, _CERTAIN, -_CERTAIN))
 
     return dataclasses.replace(model, init_cache=init_cache, forward=forward, logits=logits)
-
-
-def _qwen3(layers, hidden, feed_forward, heads, groups, head_dim, vocab) -> Qwen3Config:
-    return Qwen3Config(vocab, hidden, feed_forward, layers, heads, groups, head_dim)
-
-
-_ENGINE = ("engine_k1", "engine_k4", "engine_k8")
-
-PRESETS = {
-    # Seconds; shows that everything runs. Its figures mean nothing.
-    "tiny": Scenario(
-        name="tiny",
-        student=_qwen3(1, 16, 32, 2, 1, 8, 64),
-        teacher=_qwen3(2, 16, 32, 2, 1, 8, 64),
-        batches=(2,),
-        rows=(5,),
-        prompt_length=6,
-        response_length=24,
-        median_length=10,
-        spread=0.6,
-        contenders=(STUDENT_ONLY, "engine_k8", EXTERNAL, TOKEN_WISE),
-        repeats=2,
-        correction_rate=0.1,
-    ),
-    # 11.5M and 26.3M parameters: a step costs like 1.7B to 4B, and the head has their share of the
-    # weights (18 % and 10 %).
-    "cpu": Scenario(
-        name="cpu",
-        student=_qwen3(12, 256, 768, 4, 2, 64, 8192),
-        teacher=_qwen3(15, 320, 1216, 8, 2, 64, 8192),
-        batches=(1, 8),
-        rows=(8, 32),
-        prompt_length=32,
-        response_length=768,
-        median_length=80,
-        spread=1.0,
-        contenders=(STUDENT_ONLY, *_ENGINE, ADAPTIVE, EXTERNAL, TOKEN_WISE),
-        repeats=5,
-    ),
-    # Small models under the real vocabulary: draws and bridge are nearly all of it on a CPU.
-    "vocab": Scenario(
-        name="vocab",
-        student=_qwen3(2, 64, 128, 2, 1, 32, 151936),
-        teacher=_qwen3(3, 64, 192, 2, 1, 32, 151936),
-        batches=(8,),
-        rows=(8,),
-        prompt_length=8,
-        response_length=48,
-        median_length=24,
-        spread=0.3,
-        contenders=(STUDENT_ONLY, "engine_k8", EXTERNAL),
-        repeats=3,
-    ),
-    # The paper's pair with random weights, for one accelerator: about ten minutes.
-    "h200": Scenario(
-        name="h200",
-        student=MODELS["1.7b"],
-        teacher=MODELS["4b"],
-        batches=(64,),
-        rows=(128,),
-        prompt_length=128,
-        response_length=2048,
-        median_length=300,
-        spread=0.9,
-        contenders=(STUDENT_ONLY, "engine_k4", "engine_k8", EXTERNAL),
-        repeats=2,
-        seconds_each=30.0,
-    ),
-}
