@@ -1,39 +1,31 @@
 """The rollout benchmark: equal work for all contenders, and bounds that mean what they say."""
 
 import dataclasses
-import importlib
 import json
 import sys
-from pathlib import Path
 
+import bench_rollout
 import jax
 import numpy as np
 import pytest
+from bench import contenders, measure, peers, report, roofline
+from bench import scenario as scenarios
+from bench.presets import PRESETS
+from bench.snapshots import snapshots
+from bench.table import table
 
 from saki_jax.models.config import PRESETS as MODELS
 from saki_jax.models.qwen3 import init_params
+from saki_jax.rollout.generate import make_generate
 from saki_jax.rollout.keys import Purpose, step_key
-
-SCRIPTS = Path(__file__).parent.parent / "scripts"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def scripts_on_the_path():
-    """The benchmark's parts import each other as `bench.*`, as beside the script."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPTS))
-        yield
-
-
-def part(name: str):
-    return importlib.import_module(f"bench.{name}")
+from saki_jax.rollout.loop import Progress
 
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory) -> dict:
     """What the preset `tiny` writes."""
     out = tmp_path_factory.mktemp("bench") / "new" / "bench.json"
-    importlib.import_module("bench_rollout").main(["--preset", "tiny", "--out", str(out)])
+    bench_rollout.main(["--preset", "tiny", "--out", str(out)])
     return json.loads(out.read_text())
 
 
@@ -68,14 +60,13 @@ def test_waves_and_corrections_fit_the_prediction(result):
 
 
 def test_the_table_names_every_contender_and_the_paper(result):
-    text = part("table").table(result)
+    text = table(result)
     for words in ("student_only", "token_wise", "roofline", "paper 0.42", "paper 4.22"):
         assert words in text
 
 
 def test_lengths_are_imposed_on_student_and_engine_alike():
-    scenarios, contenders = part("scenario"), part("contenders")
-    scenario, pair = scenarios.load_pair(part("presets").PRESETS["tiny"])
+    scenario, pair = scenarios.load_pair(PRESETS["tiny"])
     prompts, lengths = scenario.prompts(5), scenario.lengths(5)
     assert len(set(lengths.tolist())) > 2
     limited = pair._replace(
@@ -88,25 +79,23 @@ def test_lengths_are_imposed_on_student_and_engine_alike():
     assert np.asarray(rollout.finished).all()
 
     # Without it, random models go on.
-    generate = importlib.import_module("saki_jax.rollout.generate").make_generate
-    free = generate(pair.student, scenario.spec(2))
+    free = make_generate(pair.student, scenario.spec(2))
     rollout = free(pair.student_params, prompts, step_key(0, 1), Purpose.DRAFT)
     assert (np.asarray(rollout.length) != lengths).any()
 
 
 def test_an_unknown_contender_is_refused():
     with pytest.raises(ValueError, match="no contender is called 'engine'"):
-        part("contenders").build("engine", None, None)
+        contenders.build("engine", None, None)
 
 
 def test_a_lone_checkpoint_is_refused_where_both_models_are_used():
-    scenarios = part("scenario")
     with pytest.raises(ValueError, match="both student and teacher"):
-        scenarios.load_pair(part("presets").PRESETS["tiny"], student="somewhere")
+        scenarios.load_pair(PRESETS["tiny"], student="somewhere")
 
 
 def test_the_cpu_pair_stands_like_the_papers():
-    roofline, cpu = part("roofline"), part("presets").PRESETS["cpu"]
+    cpu = PRESETS["cpu"]
     ours = [roofline.shape_of(c) for c in (cpu.student, cpu.teacher)]
     theirs = [roofline.shape_of(MODELS[name]) for name in ("1.7b", "4b")]
     ratio = [pair[1]["parameters"] / pair[0]["parameters"] for pair in (ours, theirs)]
@@ -121,11 +110,10 @@ def test_the_roofline_counts_the_matrices_that_a_token_meets(tied):
     params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
     matrices = sum(x.size for x in jax.tree.leaves(params) if x.ndim == 2)
     looked_up = 0 if tied else config.vocab_size * config.hidden_size
-    assert part("roofline").matrix_size(config) == matrices - looked_up
+    assert roofline.matrix_size(config) == matrices - looked_up
 
 
 def test_the_roofline_grows_with_context_rows_and_block():
-    roofline = part("roofline")
     student, teacher = MODELS["1.7b"], MODELS["4b"]
     base = roofline.forward(student, 1, 1, 1000)
     assert roofline.forward(student, 1, 1, 2000).bytes > base.bytes
@@ -140,7 +128,6 @@ def test_the_roofline_grows_with_context_rows_and_block():
 
 
 def test_the_expected_commit_is_the_mean_of_its_law():
-    report = part("report")
     rate, size = 0.07, 8
     stop = [(1 - rate) ** k * rate for k in range(size - 1)]
     mean = sum((k + 1) * p for k, p in enumerate(stop)) + size * (1 - rate) ** (size - 1)
@@ -152,7 +139,6 @@ def test_the_expected_commit_is_the_mean_of_its_law():
 
 
 def test_unequal_lengths_are_noticed():
-    report, measure = part("report"), part("measure")
     run = measure.Sample(1.0, 10, 5, 5, 0, True)
     report.paired(["a", "b"], {"a": [run], "b": [run]})
     cut = run._replace(committed=3, complete=False)
@@ -164,13 +150,12 @@ def test_unequal_lengths_are_noticed():
 def test_contenders_take_turns_and_rounds_begin_with_another_one():
     order: list[str] = []
     tasks = {name: (lambda name=name: order.append(name)) for name in "abc"}
-    part("measure").interleave(tasks, 3)
+    measure.interleave(tasks, 3)
     assert "".join(order) == "abcbcacab"
 
 
 def test_a_contender_is_stopped_when_its_time_is_over():
-    measure = part("measure")
-    progress = importlib.import_module("saki_jax.rollout.loop").Progress(0, 9, 40, 2, 5)
+    progress = Progress(0, 9, 40, 2, 5)
 
     def endless(heard):
         while True:
@@ -189,13 +174,13 @@ def test_epsilon_is_tuned_for_the_correction_rate():
             rate = min(0.4 * epsilon**0.5, 1.0)
             self.corrected = np.arange(1000) < 1000 * rate
 
-    epsilon, rollout = part("measure").calibrate(lambda p, e, k, h: Stub(e), None, None, 0.03)
+    epsilon, rollout = measure.calibrate(lambda p, e, k, h: Stub(e), None, None, 0.03)
     assert rollout.corrected.mean() == pytest.approx(0.03, rel=0.1)
     assert epsilon > 0
 
 
 def test_the_moments_are_those_of_the_rollout():
-    moments = part("snapshots").snapshots(
+    moments = snapshots(
         lengths=np.array([4, 8, 2, 1, 3]),
         prompt_lengths=np.array([5, 6, 7, 8, 9]),
         num_slots=2,
@@ -211,7 +196,6 @@ def test_the_moments_are_those_of_the_rollout():
 
 
 def test_a_peer_is_driven_line_by_line(tmp_path, monkeypatch):
-    peers = part("peers")
     child = tmp_path / "child.py"
     child.write_text(
         "import json, sys\n"
@@ -223,7 +207,7 @@ def test_a_peer_is_driven_line_by_line(tmp_path, monkeypatch):
         "    print(json.dumps({'seconds': 0.5, 'tokens': tokens, 'steps': 3}), flush=True)\n"
     )
     monkeypatch.setitem(peers.CHILDREN, "echo", str(child))
-    scenario = part("presets").PRESETS["tiny"]
+    scenario = PRESETS["tiny"]
     work = peers.job({}, scenario.prompts(3), np.array([4, 5, 6]), 2)
     assert [len(p) for p in work["prompts"]] == scenario.prompts(3).length.tolist()
     peer = peers.Peer("echo", sys.executable, work, tmp_path)
@@ -233,7 +217,6 @@ def test_a_peer_is_driven_line_by_line(tmp_path, monkeypatch):
 
 
 def test_a_peer_that_is_not_there_is_told(tmp_path, monkeypatch):
-    peers = part("peers")
     (tmp_path / "child.py").write_text("raise SystemExit(3)\n")
     monkeypatch.setitem(peers.CHILDREN, "gone", str(tmp_path / "child.py"))
     work = {"batch": 1}
@@ -243,9 +226,10 @@ def test_a_peer_that_is_not_there_is_told(tmp_path, monkeypatch):
 
 @pytest.mark.parity
 def test_transformers_answers_with_equally_many_tokens(tmp_path):
-    main = importlib.import_module("bench_rollout").main
     chosen = ["--preset", "tiny", "--contenders", "student_only,engine_k8", "--repeats", "1"]
-    result = main([*chosen, "--batches", "1", "--rows", "3", "--peer", "transformers"])
+    result = bench_rollout.main(
+        [*chosen, "--batches", "1", "--rows", "3", "--peer", "transformers"]
+    )
     contenders = result["batches"]["1"]["contenders"]
     assert {"transformers", "transformers_assisted"} <= set(contenders)
     assert len({c["committed"] for c in contenders.values()}) == 1

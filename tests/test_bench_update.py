@@ -1,28 +1,19 @@
 """The benchmark of the training step: equal tokens in all splits, operations counted by hand."""
 
-import importlib
 import json
-from pathlib import Path
 
+import bench_update
 import numpy as np
 import pytest
-
-SCRIPTS = Path(__file__).parent.parent / "scripts"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def scripts_on_the_path():
-    """The benchmark's parts import each other as `bench.*`, as beside the script."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPTS))
-        yield
+from bench import update
+from bench.presets import PRESETS as PAIRS
 
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory) -> dict:
     """What the preset `tiny` writes."""
     out = tmp_path_factory.mktemp("bench") / "new" / "update.json"
-    importlib.import_module("bench_update").main(["--preset", "tiny", "--out", str(out)])
+    bench_update.main(["--preset", "tiny", "--out", str(out)])
     return json.loads(out.read_text())
 
 
@@ -58,7 +49,7 @@ def test_every_figure_has_its_range_and_the_ratios_are_there(result):
 
 @pytest.mark.parametrize("preset", ["tiny", "cpu", "h200"])
 def test_splits_are_what_they_say(preset):
-    scenario = importlib.import_module("bench_update").PRESETS[preset]
+    scenario = bench_update.PRESETS[preset]
     splits = scenario.splits()
     total = scenario.rows * scenario.mean_length
     for name in ("even", "heavy-tailed", "extreme"):
@@ -71,8 +62,7 @@ def test_splits_are_what_they_say(preset):
 
 
 def test_training_operations_by_hand():
-    update = importlib.import_module("bench.update")
-    config = importlib.import_module("bench.presets").PRESETS["tiny"].student
+    config = PAIRS["tiny"].student
     # D 16, FF 32, H 2, G 1, C 8, V 64, one layer.
     layer = 16 * 16 + 2 * 16 * 8 + 16 * 16 + 3 * 16 * 32
     read = [3 + 4 - 1, 3 + 1 - 1]  # prompts of 3, responses of 4 and 1; the row without one is out

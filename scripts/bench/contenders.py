@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import jax
 
-from bench.scenario import ADAPTIVE, COMPACT, STUDENT_ONLY, TOKEN_WISE, Pair
+from bench.scenario import ADAPTIVE, OPTIONS, STUDENT_ONLY, TOKEN_WISE, Pair
 from saki_jax.rollout.batch import Prompts, Rollout
 from saki_jax.rollout.engine import make_guided
 from saki_jax.rollout.external import make_external
@@ -37,8 +37,9 @@ def build(name: str, pair: Pair, spec_for: Callable[[int], RolloutSpec]) -> Cont
 
     ``student_only`` knows no teacher; ``engine_kN`` is the resident engine with blocks of N,
     ``exact_q_adaptive`` the same with blocks that follow the corrections, ``external_kN`` the loop
-    driven from Python, ``token_wise`` that loop one token at a time. With ``_compact`` behind it
-    student or engine gathers the last rows into fewer slots.
+    driven from Python, ``token_wise`` that loop one token at a time. With ``_compact`` behind the
+    name student or engine gathers the last rows into fewer slots, with ``_tN`` the caches are made
+    for responses of N tokens, however long these are.
 
     Args:
       name: one of these.
@@ -48,9 +49,13 @@ def build(name: str, pair: Pair, spec_for: Callable[[int], RolloutSpec]) -> Cont
     Raises:
       ValueError: no such contender.
     """
-    if name.endswith(COMPACT) and not name.startswith("external"):
-        plain = name.removesuffix(COMPACT)
-        return build(plain, pair, lambda size: replace(spec_for(size), compact=1))
+    options = OPTIONS.search(name)
+    if options[0]:
+        changes = {"compact": 1} if options["compact"] else {}
+        if options["length"]:
+            changes["response_length"] = int(options["length"])
+        plain = name.removesuffix(options[0])
+        return build(plain, pair, lambda size: replace(spec_for(size), **changes))
     if name == STUDENT_ONLY:
         generate = make_generate(pair.student, spec_for(8))
         return lambda prompts, epsilon, key, heard: generate(
@@ -66,7 +71,7 @@ def build(name: str, pair: Pair, spec_for: Callable[[int], RolloutSpec]) -> Cont
     if match is None:
         raise ValueError(
             f"no contender is called {name!r}; there are {STUDENT_ONLY}, {TOKEN_WISE}, {ADAPTIVE}, "
-            f"engine_kN and external_kN, with N the block size; {COMPACT} may stand behind"
+            "engine_kN and external_kN, with N the block size; _compact and _tN may stand behind"
         )
     make = {"engine": make_guided, "external": make_external}[match[1]]
     rollout = make(pair.student, pair.teacher, spec_for(int(match[2])))

@@ -9,7 +9,7 @@ from bench import measure, memory, peers, phases, report, roofline
 from bench.contenders import build
 from bench.scenario import (
     ADAPTIVE,
-    COMPACT,
+    OPTIONS,
     STUDENT_ONLY,
     TOKEN_WISE,
     Pair,
@@ -166,7 +166,7 @@ def _unlimited(name: str) -> bool:
 def _block_size(name: str) -> int:
     if without_teacher(name) or name == TOKEN_WISE:
         return 1
-    return int(name.removesuffix(COMPACT).rsplit("_k", 1)[1])
+    return int(OPTIONS.sub("", name).rsplit("_k", 1)[1])
 
 
 def _mean_tv(finished: dict[str, Rollout]) -> float:
@@ -182,9 +182,10 @@ def _equal_tokens(finished: dict[str, Rollout]) -> dict[str, float]:
     if report.ENGINE not in finished:
         return {}
     engine = finished[report.ENGINE]
-    valid, tokens = np.asarray(engine.valid), np.asarray(engine.tokens)
+    end = int(np.asarray(engine.length).max())  # some have more columns
+    valid, tokens = (np.asarray(x)[:, :end] for x in (engine.valid, engine.tokens))
     return {
-        name: float((np.asarray(rollout.tokens) == tokens)[valid].mean())
+        name: float((np.asarray(rollout.tokens)[:, :end] == tokens)[valid].mean())
         for name, rollout in finished.items()
         if name != report.ENGINE and not without_teacher(name)
     }

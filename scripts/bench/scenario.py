@@ -7,6 +7,7 @@ loop and their teachers then answer every row with exactly the same number of to
 """
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -30,12 +31,13 @@ _LOGIT_SPREAD = 2.0  # standard deviation of a random model's logits, as peaked 
 STUDENT_ONLY, ADAPTIVE, EXTERNAL, TOKEN_WISE = (
     "student_only", "exact_q_adaptive", "external_k8", "token_wise",
 )  # fmt: skip
-COMPACT = "_compact"  # behind a name: the last rows of a batch are gathered into fewer slots
+# Behind a name: the last rows are gathered into fewer slots; the caches are made for T tokens.
+OPTIONS = re.compile(r"(?P<compact>_compact)?(_t(?P<length>\d+))?$")
 
 
 def without_teacher(name: str) -> bool:
     """Whether the contender of that name knows no teacher."""
-    return name.removesuffix(COMPACT) == STUDENT_ONLY
+    return OPTIONS.sub("", name) == STUDENT_ONLY
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,11 @@
 """The grading benchmark: the hostile share is there, and each of them ends as it should."""
 
-import importlib
 import json
-from pathlib import Path
 
-import pytest
-
-SCRIPTS = Path(__file__).parent.parent.parent / "scripts"
+import bench_grading as bench
 
 
-@pytest.fixture(scope="module")
-def bench():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPTS))
-        yield importlib.import_module("bench_grading")
-
-
-def test_the_mixture(bench):
+def test_the_mixture():
     pairs = bench.make_pairs(512, 0.05, 0.5, bench.BANK)
     responses = [response for _, response in pairs]
     assert len(pairs) == 512
@@ -28,7 +17,7 @@ def test_the_mixture(bench):
     assert pairs == bench.make_pairs(512, 0.05, 0.5, bench.BANK)
 
 
-def test_it_measures(bench, tmp_path, capsys):
+def test_it_measures(tmp_path, capsys):
     told = ["--count", "10", "--hostile", "0.2", "--workers", "0,1", "--rounds", "1"]
     result = bench.main([*told, "--limit", "0.5", "--out", str(tmp_path / "new" / "out.json")])
     assert result["1"]["verdicts"]["timeout"] == 1

@@ -1,31 +1,18 @@
 """The comparison in the small: its runs, and what is made of them."""
 
-import importlib
 import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import replicate_small
+from replication import probes, runs, statistics
 from scipy import stats
 
 from saki_jax.evals.probe_file import Probe
 from saki_jax.evals.probe_measure import FIGURES
 from saki_jax.train import __main__ as train
-
-SCRIPTS = Path(__file__).parent.parent.parent / "scripts"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def scripts_on_the_path():
-    """The parts import each other as `replication.*`, as beside the script."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPTS))
-        yield
-
-
-def part(name: str):
-    return importlib.import_module(f"replication.{name}")
 
 
 def arguments(checkpoints, out: Path, *more: str) -> list[str]:
@@ -79,34 +66,31 @@ def no_probe(plan, epsilon: float, positions: int):
 def test_two_methods_from_runs_to_document_and_again_without_running(
     checkpoints, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(part("probes"), "measure_all", no_probe)
+    monkeypatch.setattr(probes, "measure_all", no_probe)
     ran = []
 
     def here(plan, method, seed):
         ran.append((method, seed))
         train.main(plan.command(method, seed)[3:])
 
-    monkeypatch.setattr(part("runs"), "_run", here)
-    door = importlib.import_module("replicate_small")
-    assert door.main(arguments(checkpoints, tmp_path, "--jobs", "1")) == 0
+    monkeypatch.setattr(runs, "_run", here)
+    assert replicate_small.main(arguments(checkpoints, tmp_path, "--jobs", "1")) == 0
     check_documents(tmp_path)
     first = (tmp_path / "doc.json").read_text()
-    assert door.main(arguments(checkpoints, tmp_path, "--jobs", "1")) == 0
+    assert replicate_small.main(arguments(checkpoints, tmp_path, "--jobs", "1")) == 0
     assert ran == [("saki", 0), ("trb", 0)]
     assert (tmp_path / "doc.json").read_text() == first
 
 
 @pytest.mark.slow
 def test_the_runs_as_processes_two_at_a_time(checkpoints, tmp_path):
-    door = importlib.import_module("replicate_small")
-    assert door.main(arguments(checkpoints, tmp_path)) == 0
+    assert replicate_small.main(arguments(checkpoints, tmp_path)) == 0
     check_documents(tmp_path)
 
 
 def test_a_run_that_fails_is_told_with_its_last_words(checkpoints, tmp_path, capsys):
-    door = importlib.import_module("replicate_small")
     wrong = arguments(checkpoints, tmp_path, "--jobs", "1", "--config.objective.dual_clip=0.5")
-    assert door.main(wrong) == 1
+    assert replicate_small.main(wrong) == 1
     told = capsys.readouterr().err
     assert "saki, seed 0 ended with status 1" in told
     assert "objective.dual_clip is 0.5; it must be at least 1" in told
@@ -123,9 +107,8 @@ def test_a_run_that_fails_is_told_with_its_last_words(checkpoints, tmp_path, cap
     ],
 )
 def test_wrong_options_are_told(wrong, told, capsys):
-    door = importlib.import_module("replicate_small")
     with pytest.raises(SystemExit):
-        door.parse(["--workdir", "nowhere", *wrong])
+        replicate_small.parse(["--workdir", "nowhere", *wrong])
     assert told in capsys.readouterr().err
 
 
@@ -141,7 +124,7 @@ def two_way(rng, seeds, problems, spread_seed, spread_problem, noise, columns=1)
 def test_the_spread_of_the_draws_is_that_of_seeds_and_problems():
     """Var = a²/S + b²/n when nothing else varies; 400 repetitions put its mean within 10 %."""
     rng = np.random.default_rng(0)
-    draws = part("statistics").crossed_draws
+    draws = statistics.crossed_draws
     for a, b in ((1.0, 0.0), (0.0, 1.0), (0.3, 1.0)):
         found = [
             draws(two_way(rng, 3, 25, a, b, 0.0), resamples=300, seed=i).var() for i in range(400)
@@ -153,7 +136,7 @@ def test_a_difference_is_paired_by_problem_and_by_seed():
     rng = np.random.default_rng(1)
     shared = two_way(rng, 4, 30, 5.0, 5.0, 1.0)
     values = np.concatenate([shared, shared + 2.0], axis=2)
-    draws = part("statistics").crossed_draws(values, resamples=50)
+    draws = statistics.crossed_draws(values, resamples=50)
     np.testing.assert_allclose(draws[:, 1] - draws[:, 0], 2.0, atol=1e-9)
     assert draws[:, 0].std() > 1.0
 
@@ -161,21 +144,21 @@ def test_a_difference_is_paired_by_problem_and_by_seed():
 def test_a_single_seed_leaves_the_problems():
     rng = np.random.default_rng(2)
     values = two_way(rng, 1, 400, 0.0, 2.0, 0.0)
-    draws = part("statistics").crossed_draws(values, resamples=2000)
+    draws = statistics.crossed_draws(values, resamples=2000)
     assert draws.std() == pytest.approx(values.std() / 20, rel=0.1)
 
 
 def test_the_smallest_difference_is_found_four_times_in_five():
     """Differences of that size, between seeds alone, tested by t: the power is 0.8 by its law."""
     rng = np.random.default_rng(3)
-    smallest, sigma = part("statistics").smallest_difference, 1.5
+    smallest, sigma = statistics.smallest_difference, 1.5
     sizes = [smallest(two_way(rng, 3, 50, sigma, 0.0, 0.0, columns=7)) for _ in range(30)]
     law, error = stats.t(14), sigma / np.sqrt(3)
     assert np.mean(sizes) == pytest.approx((law.ppf(0.975) + law.ppf(0.8)) * error, rel=0.15)
 
 
 def test_methods_are_run_seed_by_seed(tmp_path):
-    plan = part("runs").Plan(Path("c.py"), ("a", "b"), (0, 1), tmp_path)
+    plan = runs.Plan(Path("c.py"), ("a", "b"), (0, 1), tmp_path)
     assert list(plan.pairs()) == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
     command = plan.command("a", 1)
     assert command[:3] == [sys.executable, "-m", "saki_jax.train"]
