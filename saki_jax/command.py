@@ -4,9 +4,10 @@ Configurations are `ml_collections.ConfigDict`; a key goes by its dotted name (`
 """
 
 import difflib
+import math
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,40 @@ def get(config: ConfigDict, name: str) -> Any:
     for part in name.split("."):
         config = config[part]
     return config
+
+
+def check_one_of(config: ConfigDict, choices: Mapping[str, Iterable[str]]) -> None:
+    """Checks keys that have few possible values.
+
+    Args:
+      config: the configuration.
+      choices: the values allowed for each dotted name.
+
+    Raises:
+      ConfigError: naming the first key that has another, and the nearest allowed one.
+    """
+    for key, allowed in choices.items():
+        value, allowed = get(config, key), list(allowed)
+        if value not in allowed:
+            meant = difflib.get_close_matches(str(value), allowed, n=1)
+            hint = f" (nearest: {meant[0]})" if meant else ""
+            raise ConfigError(f"{key} is {value!r}; it must be one of {', '.join(allowed)}{hint}")
+
+
+def check_at_least(config: ConfigDict, least: Mapping[str, float]) -> None:
+    """Checks that numbers are finite and not below their bounds.
+
+    Args:
+      config: the configuration.
+      least: the lowest value allowed for each dotted name.
+
+    Raises:
+      ConfigError: naming the first key that is below.
+    """
+    for key, bound in least.items():
+        value = get(config, key)
+        if not (math.isfinite(value) and value >= bound):
+            raise ConfigError(f"{key} is {value}; it must be at least {bound}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

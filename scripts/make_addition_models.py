@@ -23,7 +23,8 @@ import optax
 
 from saki_jax.data import addition
 from saki_jax.data.template import PromptFormat, encode_prompts
-from saki_jax.evals.evaluate import Scores, evaluate
+from saki_jax.evals.evaluate import evaluate
+from saki_jax.evals.graded import Scores
 from saki_jax.models import hf
 from saki_jax.models import tokenizer as tokenizers
 from saki_jax.models.config import Qwen3Config

@@ -3,7 +3,8 @@
 from ml_collections import ConfigDict
 
 from saki_jax.data.addition import MAX_PROMPT
-from saki_jax.train.config import default_config, validate
+from saki_jax.train.config import default_config
+from saki_jax.train.validate import validate
 
 
 def small_config(checkpoints, **changes) -> ConfigDict:

@@ -2,7 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from saki_jax.command import ConfigError
+from saki_jax.command import ConfigError, check_at_least, check_one_of
 from saki_jax.data.answer_format import INSTRUCTION
 from saki_jax.data.benchmarks import BENCHMARKS
 from saki_jax.data.template import TEMPLATES
@@ -72,26 +72,26 @@ def validate(config: ConfigDict) -> None:
         raise ConfigError(
             "checkpoint is empty; set --config.checkpoint=DIR, a Hugging Face folder or a run's"
         )
-    least = {
-        "step": 0,
-        "samples": 1,
-        "max_new_tokens": 1,
-        "seed": 0,
-        "batch_rows": 1,
-        "slots": 0,
-        "waves_per_call": 1,
-        "resamples": 1,
-    }
-    for key, bound in least.items():
-        if config[key] < bound:
-            raise ConfigError(f"{key} is {config[key]}; it must be at least {bound}")
-    choices = {
-        "template": (AS_TRAINED, *TEMPLATES),
-        "compute_dtype": COMPUTE_DTYPES,
-        "grader": GRADERS,
-    }
-    for key, allowed in choices.items():
-        if config[key] not in allowed:
-            raise ConfigError(f"{key} is {config[key]!r}; it must be one of {', '.join(allowed)}")
-    if config.sets.limit < 0 or config.sets.addition < 0:
-        raise ConfigError("sets.limit and sets.addition must be at least 0")
+    check_at_least(
+        config,
+        {
+            "step": 0,
+            "samples": 1,
+            "max_new_tokens": 1,
+            "seed": 0,
+            "batch_rows": 1,
+            "slots": 0,
+            "waves_per_call": 1,
+            "resamples": 1,
+            "sets.limit": 0,
+            "sets.addition": 0,
+        },
+    )
+    check_one_of(
+        config,
+        {
+            "template": (AS_TRAINED, *TEMPLATES),
+            "compute_dtype": COMPUTE_DTYPES,
+            "grader": GRADERS,
+        },
+    )

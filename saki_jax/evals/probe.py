@@ -20,14 +20,14 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from saki_jax.data import addition
-from saki_jax.data.prompts import DataError, Problem, read_jsonl
-from saki_jax.data.template import TEMPLATES, EncodedPrompts, PromptFormat, encode_prompts
+from saki_jax.data.prompts import DataError
+from saki_jax.data.template import TEMPLATES
 from saki_jax.evals import checkpoint, probe_build, probe_compare, probe_file, probe_measure
 from saki_jax.evals.checkpoint import Subject, SubjectError
-from saki_jax.evals.folder import read_json, write_json
+from saki_jax.evals.folder import write_json
 from saki_jax.evals.probe_compare import GROUPS
 from saki_jax.evals.probe_file import Probe, ProbeError
+from saki_jax.evals.probe_settings import encode, settings_of
 from saki_jax.evals.tables import write_tables
 from saki_jax.models.compatibility import check_pair
 from saki_jax.models.hf import CheckpointError
@@ -40,7 +40,6 @@ from saki_jax.rollout.spec import RolloutSpec
 
 _TOLD = (ProbeError, SubjectError, DataError, CheckpointError, TokenizerError)
 _PROBE_STEP = 0  # of the keys: training steps count from 1, so no training draw is repeated
-_ADDITION_SEED = 0
 
 PAPER = {"positions": 1024, "epsilon": 0.02}
 
@@ -49,7 +48,7 @@ def build_command(options: argparse.Namespace) -> None:
     """Builds and freezes a probe, with the initial student's figures in it."""
     if Path(options.out).exists():
         raise ProbeError(f"{options.out} exists; a probe is frozen, so choose another name")
-    settings = _settings(options)
+    settings = settings_of(options)
     masked = settings["mask_unused_rows"]
     student, teacher = (
         _load(settings[role], options, masked=masked) for role in ("student", "teacher")
@@ -68,7 +67,7 @@ def build_command(options: argparse.Namespace) -> None:
         make_rollout(student.model, teacher.model, spec, mesh),
         student.params,
         teacher.params,
-        _encode(settings, student),
+        encode(settings, student),
         epsilon=options.epsilon,
         key=step_key(options.seed, _PROBE_STEP),
         count=options.positions,
@@ -157,58 +156,6 @@ def _levels(found: dict[str, probe_measure.Figures], probe: Probe) -> str:
             group,
         ).to_markdown()
         for group in GROUPS
-    )
-
-
-def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    """What to roll out: the run's own settings, changed by the command line."""
-    run = read_json(Path(options.run) / "config.json") if options.run else {}
-    found = {
-        "student": options.student or run.get("student"),
-        "teacher": options.teacher or run.get("teacher"),
-        "data": options.data or run.get("data.path"),
-        "problem_field": run.get("data.problem_field", ""),
-        "answer_field": run.get("data.answer_field", ""),
-        "addition": options.addition,
-        "digits": tuple(run.get("data.digits", addition.DIGITS)),
-        "template": options.template or run.get("data.template", "chat"),
-        "instruction": run.get("data.instruction", PromptFormat().instruction)
-        if options.instruction is None
-        else options.instruction,
-        "enable_thinking": run.get("data.enable_thinking", False),
-        "max_prompt_length": run.get("data.max_prompt_length", 1024),
-        "response_length": options.response_length or run.get("rollout.response_length", 7168),
-        "block_size": run.get("rollout.block_size", 8),
-        "end_ids": run.get("rollout.end_ids", ()),
-        "mask_unused_rows": options.mask_unused_rows or run.get("mask_unused_rows", False),
-    }
-    if run.get("data.source") == "addition" and not options.data:
-        found["addition"] = found["addition"] or run["data.problems"]
-    for name in ("student", "teacher"):
-        if not found[name]:
-            raise ProbeError(f"no {name} is named; give --{name} DIR, or --run RUN")
-    if not found["data"] and not found["addition"]:
-        raise ProbeError("no prompts are named; give --data FILE, --addition N or --run RUN")
-    return found
-
-
-def _encode(settings: dict[str, Any], student: Subject) -> EncodedPrompts:
-    problems: list[Problem]
-    if settings["addition"]:
-        problems = addition.problems(
-            settings["addition"], held_out=True, seed=_ADDITION_SEED, digits=settings["digits"]
-        )
-    else:
-        problems = read_jsonl(
-            settings["data"],
-            problem_field=settings["problem_field"],
-            answer_field=settings["answer_field"],
-        )
-    prompt_format = PromptFormat(
-        settings["template"], settings["instruction"], settings["enable_thinking"]
-    )
-    return encode_prompts(
-        problems, student.tokenizer, prompt_format, max_length=settings["max_prompt_length"]
     )
 
 

@@ -18,8 +18,9 @@ from pathlib import Path
 import jax
 
 from saki_jax.data.template import EncodedPrompts
-from saki_jax.evals.evaluate import Generate, GradeAll, Response, refuse_repeated_ids, respond
+from saki_jax.evals.evaluate import Generate, GradeAll, refuse_repeated_ids, respond
 from saki_jax.evals.grade import Verdict, grade_all
+from saki_jax.evals.graded import Response
 from saki_jax.models.lm import Params
 from saki_jax.models.tokenizer import Tokenizer
 

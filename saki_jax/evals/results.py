@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from saki_jax.evals import bootstrap
-from saki_jax.evals.evaluate import Scores
 from saki_jax.evals.grade import Verdict
+from saki_jax.evals.graded import Scores
 
 MEAN, PASS = "mean", "pass"
 

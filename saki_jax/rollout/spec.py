@@ -51,7 +51,7 @@ class RolloutSpec:
     refill_rows: int = 0
     prefill_prompts: int = 8
     prefill_buckets: int = 3
-    compact: int = 0
+    compact: int = 8
     waves_per_call: int = 64
     score_tokens: int = 16384
     teacher_sample: bool = False

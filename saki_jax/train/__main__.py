@@ -21,7 +21,8 @@ from saki_jax.models.hf import CheckpointError as WeightsError
 from saki_jax.models.tokenizer import TokenizerError
 from saki_jax.train import loop
 from saki_jax.train.checkpoint import CheckpointError
-from saki_jax.train.config import ConfigError, validate
+from saki_jax.train.config import ConfigError
+from saki_jax.train.validate import validate
 
 _USAGE = "usage: python -m saki_jax.train --config FILE [--config.key=value ...] [--workdir DIR]"
 

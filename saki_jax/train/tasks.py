@@ -9,7 +9,8 @@ from ml_collections import ConfigDict
 from saki_jax.data import addition
 from saki_jax.data.prompts import Problem, deduplicate, distinct_for_evaluation, read_jsonl
 from saki_jax.data.template import EncodedPrompts, PromptFormat, encode_prompts
-from saki_jax.evals.evaluate import Scores, evaluate
+from saki_jax.evals.evaluate import evaluate
+from saki_jax.evals.graded import Scores
 from saki_jax.evals.grader import open_grader
 from saki_jax.models.lm import LanguageModel
 from saki_jax.models.tokenizer import Tokenizer

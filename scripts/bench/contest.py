@@ -141,7 +141,9 @@ class Contest:
             "tokens_equal_to_engine": _equal_tokens(finished),
         }
         if report.ENGINE in contenders and STUDENT_ONLY in contenders:
-            part["wave"] = report.wave_split(contenders[report.ENGINE], seconds, self.batch, BLOCK)
+            part["wave"] = report.wave_split(
+                contenders[report.ENGINE], seconds, self.batch, BLOCK, parts.prefill_prompts
+            )
             part["exact_q"] = report.exact_q(contenders, seconds, BLOCK)
         return part
 

@@ -21,6 +21,7 @@ class Sample(NamedTuple):
     row_waves: int
     corrections: int
     complete: bool  # False: stopped when its time was over
+    prefilled: int = 0  # prompts
 
 
 class OutOfTime(Exception):
@@ -54,6 +55,7 @@ def sample(run: Callable[..., Rollout], limit: float) -> tuple[Sample, Rollout |
         row_waves=int(counters.row_waves),
         corrections=int(np.asarray(rollout.corrected).sum()),
         complete=True,
+        prefilled=int(counters.prefilled),
     ), rollout
 
 

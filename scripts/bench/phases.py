@@ -60,6 +60,11 @@ class Phases:
         return make()
 
     @property
+    def prefill_prompts(self) -> int:
+        """Prompts that are prefilled together."""
+        return self.spec.num_prefill(self.rows)
+
+    @property
     def context(self) -> float:
         """Mean number of cached tokens of a slot; one without a row has none."""
         return float(np.mean([np.asarray(slots.start) for slots in self.moments]))
@@ -119,9 +124,8 @@ class Phases:
         return found
 
     def _prefill_seconds(self, repeats: int = 3) -> float:
-        refill = self.spec.num_prefill(self.rows)
-        tokens = jnp.ones((refill, self.prompt_length - 1), jnp.int32)
-        target = jnp.arange(refill, dtype=jnp.int32)
+        tokens = jnp.ones((self.prefill_prompts, self.prompt_length - 1), jnp.int32)
+        target = jnp.arange(self.prefill_prompts, dtype=jnp.int32)
         params = (self.pair.student_params, self.pair.teacher_params)
 
         def prefilled() -> Any:

@@ -91,6 +91,7 @@ def describe(samples: Mapping[str, Sequence[Sample]], block_sizes: Mapping[str, 
             "committed": last.committed,
             "complete": all(s.complete for s in runs),
             "waves": last.waves,
+            "prefilled": last.prefilled,
         }
         if guided:
             figures |= {
@@ -140,15 +141,22 @@ def student_step_seconds(alone: Mapping[str, Any]) -> float:
 
 
 def wave_split(
-    engine: Mapping[str, Any], phases: Mapping[str, float], rows: int, block_size: int
+    engine: Mapping[str, Any],
+    phases: Mapping[str, float],
+    rows: int,
+    block_size: int,
+    prefill_prompts: int,
 ) -> dict[str, float]:
     """Where the seconds of a wave go, by phases measured one by one, and what they do not explain.
 
-    The residual draw is counted in the share of waves that have a rejection somewhere.
+    The residual draw is counted in the share of waves that have a rejection somewhere, the prefills
+    in so many prompts each are spread over all waves.
     """
     some_rejection = 1 - (1 - engine["correction_rate"]) ** (rows * block_size)
     parts = {name: phases[name] for name in ("draft", "verify", "bridge", "commit")}
     parts["couple"] = phases["couple"] + some_rejection * phases["residual"]
+    prefills = -(-engine["prefilled"] // prefill_prompts)
+    parts["prefill"] = prefills * phases["prefill"] / engine["waves"]
     measured = engine["seconds"]["median"] / engine["waves"]
     return parts | {"sum": sum(parts.values()), "measured": measured}
 

@@ -1,6 +1,8 @@
 import pytest
 
-from saki_jax.train.config import ConfigError, default_config, flatten, nearest, validate
+from saki_jax.command import nearest
+from saki_jax.train.config import ConfigError, default_config, flatten
+from saki_jax.train.validate import validate
 
 
 def valid():

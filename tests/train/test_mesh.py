@@ -10,8 +10,8 @@ import pytest
 
 from saki_jax.rollout.keys import step_key
 from saki_jax.train import setup
-from saki_jax.train.config import validate
 from saki_jax.train.schedule import epsilon_at
+from saki_jax.train.validate import validate
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.py"
 

@@ -12,7 +12,8 @@ from saki_jax.rollout.keys import step_key
 from saki_jax.train import __main__ as command
 from saki_jax.train import loop, setup
 from saki_jax.train.baselines import EXACT_Q, INTERLEAVED, METHODS
-from saki_jax.train.config import ConfigError, validate
+from saki_jax.train.config import ConfigError
+from saki_jax.train.validate import validate
 from train_runs import small_config
 
 ROOT = Path(__file__).parents[2]
