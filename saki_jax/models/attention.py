@@ -5,11 +5,13 @@ float32. A key that nobody may see may be NaN; a value there is multiplied by ex
 be finite.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from saki_jax.models import splash
 from saki_jax.models.blockwise import MASKED, attend_by_length, attend_in_tiles
 from saki_jax.models.sharding import per_shard
 
@@ -17,6 +19,9 @@ from saki_jax.models.sharding import per_shard
 FEW_SLOTS = 128
 # Up to this many queries a row (decoding, verification) all rows go through the slots together.
 FEW_QUERIES = 16
+# The kernel for whole sequences of each backend that has one. Without an entry, and for shapes that
+# the kernel does not take, the portable way serves; to choose that on a TPU, remove the entry.
+KERNELS: dict[str, Callable] = {"tpu": splash.attend_sequences}
 
 
 class Span(NamedTuple):
@@ -47,11 +52,26 @@ def attend_span(q: jax.Array, k: jax.Array, v: jax.Array, span: Span) -> jax.Arr
     Returns:
       [B, J, H, C] in q's dtype.
     """
-    rows, queries = q.shape[:2]
     if k.shape[1] <= FEW_SLOTS:
         return attend(q, k, v, span.visible(k.shape[1]))
-    way = attend_by_length if queries <= FEW_QUERIES else attend_in_tiles
-    first, last = (jnp.broadcast_to(x, (rows, queries)) for x in span)
+    way = attend_by_length if q.shape[1] <= FEW_QUERIES else attend_in_tiles
+    return _on_each_device(way, q, k, v, span)
+
+
+def attend_sequences(q: jax.Array, k: jax.Array, v: jax.Array, span: Span) -> jax.Array:
+    """The same for whole sequences, J = S: by the backend's kernel where it has one (`KERNELS`).
+
+    Each query must be the last slot that it sees itself, or see nothing, and ``span.first`` must
+    not decrease along a row.
+    """
+    kernel = KERNELS.get(jax.default_backend())
+    if kernel is None or not splash.takes(q):
+        return attend_span(q, k, v, span)
+    return _on_each_device(kernel, q, k, v, span)
+
+
+def _on_each_device(way: Callable, q: jax.Array, k: jax.Array, v: jax.Array, span: Span):
+    first, last = (jnp.broadcast_to(x, q.shape[:2]) for x in span)
     heads, by_row = ("batch", None, "kv_heads", None), ("batch", None)
     # Split by key/value heads: the query heads of a group stay together.
     return per_shard(way, (heads, heads, heads, by_row, by_row), heads)(q, k, v, first, last)

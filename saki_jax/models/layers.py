@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from saki_jax.models import cache as caches
-from saki_jax.models.attention import Span, attend_span
+from saki_jax.models.attention import Span, attend_sequences, attend_span
 from saki_jax.models.config import Qwen3Config
 from saki_jax.models.rotary import rotate
 from saki_jax.models.sharding import constrain
@@ -77,10 +77,11 @@ class Attention(nnx.Module):
         layer: caches.LayerCache | None,
     ) -> tuple[jax.Array, caches.LayerCache | None]:
         q, k, v = self.project(x, rotation)
-        if layer is not None:
+        if layer is None:
+            out = attend_sequences(q, k, v, span)
+        else:
             layer = caches.write(layer, k, v, start)
-            k, v = layer
-        out = attend_span(q, k, v, span)
+            out = attend_span(q, *layer, span)
         return self.o_proj(out.reshape(*x.shape[:2], -1)), layer
 
 
