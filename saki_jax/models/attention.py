@@ -6,6 +6,7 @@ be finite.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -19,8 +20,8 @@ from saki_jax.models.sharding import per_shard
 FEW_SLOTS = 128
 # Up to this many queries a row (decoding, verification) all rows go through the slots together.
 FEW_QUERIES = 16
-# The kernel for whole sequences of each backend that has one. Without an entry, and for shapes that
-# the kernel does not take, the portable way serves; to choose that on a TPU, remove the entry.
+# The kernel for whole sequences of each platform that has one. Without an entry, and for shapes
+# that the kernel does not take, the portable way serves; to choose that on a TPU, remove the entry.
 KERNELS: dict[str, Callable] = {"tpu": splash.attend_sequences}
 
 
@@ -59,15 +60,16 @@ def attend_span(q: jax.Array, k: jax.Array, v: jax.Array, span: Span) -> jax.Arr
 
 
 def attend_sequences(q: jax.Array, k: jax.Array, v: jax.Array, span: Span) -> jax.Array:
-    """The same for whole sequences, J = S: by the backend's kernel where it has one (`KERNELS`).
+    """The same for whole sequences, J = S: by the platform's kernel where it has one (`KERNELS`).
 
     Each query must be the last slot that it sees itself, or see nothing, and ``span.first`` must
     not decrease along a row.
     """
-    kernel = KERNELS.get(jax.default_backend())
-    if kernel is None or not splash.takes(q):
+    if not KERNELS or not splash.takes(q):
         return attend_span(q, k, v, span)
-    return _on_each_device(kernel, q, k, v, span)
+    # Decided by the platform that the program is compiled for, which need not be the default one.
+    way = partial(jax.lax.platform_dependent, default=attend_in_tiles, **KERNELS)
+    return _on_each_device(way, q, k, v, span)
 
 
 def _on_each_device(way: Callable, q: jax.Array, k: jax.Array, v: jax.Array, span: Span):
