@@ -1,4 +1,4 @@
-"""Grouped-query attention, each query over its range of slots: one function, three ways.
+"""Grouped-query attention, each query over its range of slots: one law, four ways.
 
 Query head h reads key/value head h // (H / G), as in (0, 0, 1, 1). Scores, softmax and sums are
 float32. A key that nobody may see may be NaN; a value there is multiplied by exactly 0, so it must
@@ -72,7 +72,9 @@ def attend_sequences(q: jax.Array, k: jax.Array, v: jax.Array, span: Span) -> ja
     return _on_each_device(way, q, k, v, span)
 
 
-def _on_each_device(way: Callable, q: jax.Array, k: jax.Array, v: jax.Array, span: Span):
+def _on_each_device(
+    way: Callable, q: jax.Array, k: jax.Array, v: jax.Array, span: Span
+) -> jax.Array:
     first, last = (jnp.broadcast_to(x, q.shape[:2]) for x in span)
     heads, by_row = ("batch", None, "kv_heads", None), ("batch", None)
     # Split by key/value heads: the query heads of a group stay together.
