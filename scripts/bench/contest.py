@@ -76,6 +76,7 @@ class Contest:
 
         def timed(name: str) -> None:
             self.samples[name].append(one(name)[0])
+            report.told(name, self.samples[name][-1])
 
         def phase_round() -> None:
             for name, seconds in parts.seconds().items():
@@ -83,7 +84,8 @@ class Contest:
 
         names = [*self.contenders, *self.peers]
         for name in self.contenders:  # compiles, and warms up
-            _, rollout = one(name)
+            warm, rollout = one(name)
+            report.told(f"{name}, with compilation", warm)
             if rollout is not None:
                 finished[name] = rollout
         tasks = {name: (lambda name=name: timed(name)) for name in names}

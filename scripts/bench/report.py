@@ -6,6 +6,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,12 @@ def commit() -> str:
 def today() -> str:
     """UTC, to the minute."""
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def told(name: str, sample: Sample) -> None:
+    """A line for each run on stderr, so that an interrupted benchmark has said something."""
+    speed = sample.committed / sample.seconds
+    print(f"{name}: {sample.seconds:.1f} s, {speed:.0f} tokens/s", file=sys.stderr, flush=True)
 
 
 def speed_bound(rate: float, block_size: int, student_step: float, teacher: float) -> float:

@@ -52,7 +52,11 @@ class Work(NamedTuple):
 def measure_rates(small: bool = False) -> Rates:
     """Best of several: copies an array, multiplies it with a vector, and two matrices in the
     compute dtype."""
-    copy_bytes, size = (2**24, 256) if small else (2**28, 2048)
+    copy_bytes, size = (2**28, 2048)
+    if small:
+        copy_bytes, size = (2**24, 256)
+    elif jax.default_backend() != "cpu":  # long beside the time that a launch takes
+        copy_bytes, size = (2**31, 8192)
     dtype = default_compute_dtype()
     x = jnp.ones(copy_bytes // 4, jnp.float32)
     matrix = jnp.ones((copy_bytes // dtype.itemsize // 4096, 4096), dtype)

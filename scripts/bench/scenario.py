@@ -58,6 +58,7 @@ class Scenario:
       correction_rate: what epsilon is tuned for.
       seconds_each: a contender other than student and engine is stopped after so long, and judged
         by what it committed until then (in its favour: it has no tail of few rows).
+      prefill_buckets: widths of the compiled prefills; each is one more forward to compile.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Scenario:
     repeats: int
     correction_rate: float = 0.03
     seconds_each: float = float("inf")
+    prefill_buckets: int = 3
 
     @property
     def guided(self) -> bool:
@@ -87,6 +89,7 @@ class Scenario:
             pad_id=END,
             block_size=block_size,
             slots=batch,
+            prefill_buckets=self.prefill_buckets,
         )
 
     def lengths(self, rows: int) -> np.ndarray:

@@ -1,0 +1,1 @@
+"""The parts of scripts/check_accelerator.py."""
