@@ -71,5 +71,6 @@ PRESETS = {
         repeats=2,
         seconds_each=15.0,
         prefill_buckets=1,  # of eight prompts one nearly always needs the widest
+        compact=0,
     ),
 }

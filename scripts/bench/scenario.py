@@ -59,6 +59,8 @@ class Scenario:
       seconds_each: a contender other than student and engine is stopped after so long, and judged
         by what it committed until then (in its favour: it has no tail of few rows).
       prefill_buckets: widths of the compiled prefills; each is one more forward to compile.
+      compact: fewest slots into which the last rows are gathered, 0 = never; each halving is one
+        more program to compile.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Scenario:
     correction_rate: float = 0.03
     seconds_each: float = float("inf")
     prefill_buckets: int = 3
+    compact: int = 8
 
     @property
     def guided(self) -> bool:
@@ -90,6 +93,7 @@ class Scenario:
             block_size=block_size,
             slots=batch,
             prefill_buckets=self.prefill_buckets,
+            compact=self.compact,
         )
 
     def lengths(self, rows: int) -> np.ndarray:
