@@ -85,7 +85,7 @@ class Contest:
         names = [*self.contenders, *self.peers]
         for name in self.contenders:  # compiles, and warms up
             warm, rollout = one(name)
-            report.told(f"{name}, with compilation", warm)
+            report.told(f"{name}, first run", warm)
             if rollout is not None:
                 finished[name] = rollout
         tasks = {name: (lambda name=name: timed(name)) for name in names}
