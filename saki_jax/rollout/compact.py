@@ -18,14 +18,19 @@ def compact(state: Resident, size: int) -> Resident:
     back one array after the other, so that no second set of them is ever held; the stash goes.
     """
     rows, slots = _live_first(state.slots, size)
+    slots = jax.tree.map(_laid_out_as, slots, state.slots)
     leaves, tree = jax.tree.flatten(state.caches)
     moved = []
     for leaf in leaves:
-        # Laid out as before; the compiler alone might put all rows on every device.
-        moved.append(jax.device_put(_take(leaf, rows), leaf.sharding))
+        moved.append(_laid_out_as(_take(leaf, rows), leaf))
         leaf.delete()
     caches = jax.tree.unflatten(tree, moved)
     return state.replace(caches=caches, slots=slots, stash=state.stash.replace(caches=()))
+
+
+def _laid_out_as(new: Array, old: Array) -> Array:
+    """The compiler alone might put all rows on every device."""
+    return new if new.sharding == old.sharding else jax.device_put(new, old.sharding)
 
 
 @functools.partial(jax.jit, static_argnames="size")

@@ -21,7 +21,14 @@ from saki_jax.rollout.advance import Report, Wave, advance
 from saki_jax.rollout.batch import Prompts, Rollout
 from saki_jax.rollout.block_size import best_block_size
 from saki_jax.rollout.compact import compact
-from saki_jax.rollout.resident import Resident, Sizes, allocate, assemble, cache_bytes
+from saki_jax.rollout.resident import (
+    Resident,
+    Sizes,
+    allocate,
+    assemble,
+    cache_bytes,
+    results_of,
+)
 from saki_jax.rollout.spec import RolloutSpec
 from saki_jax.rollout.waiting import Queue, check_prompts, make_queue
 
@@ -71,6 +78,7 @@ class Loop:
             functools.partial(allocate, models, spec, fields), static_argnames="sizes"
         )
         self._programs: dict[tuple[Sizes, int], Callable] = {}
+        self._known: set[tuple[Sizes, tuple[int, ...]]] = set()
         self._finish = jax.jit(functools.partial(assemble, spec=spec), static_argnames="rows")
 
     def __call__(
@@ -97,6 +105,7 @@ class Loop:
         with mesh_context(self._mesh):
             prompts, queue, key = self._place(prompts, key)
             sizes = self._sizes(prompts)
+            self._compile_all(sizes, params, prompts, queue, key, epsilon)
             state = self._start(prompts, sizes=sizes)
             block_size = self._block_size
             while True:
@@ -107,9 +116,9 @@ class Loop:
                     on_progress(Progress(*report[:-1]))
                 alive = report.rows_total - report.rows_done - report.waiting
                 if report.waiting + alive == 0:
-                    return self._finish(state, prompts, epsilon, rows=rows)
-                if report.waiting == 0 and alive <= sizes.compact < sizes.slots:
-                    sizes = self._with_slots(sizes, alive)
+                    return self._finish(results_of(state), prompts, epsilon, rows=rows)
+                while report.waiting == 0 and alive <= sizes.compact < sizes.slots:
+                    sizes = self._smaller(sizes)
                     state = compact(state, sizes.slots)
                 if self._spec.block_sizes:
                     block_size = self._best_block_size(report)
@@ -143,13 +152,42 @@ class Loop:
             fit = int((spec.cache_gib * 2**30 - stash) // one_row)
         slots = spec.num_slots(rows, shards, fit)
         refill = spec.num_refill(rows, slots, shards)
-        return self._with_slots(Sizes(slots, refill, prefill, slots), slots)
+        return Sizes(slots, refill, prefill, spec.compact_slots(slots, shards))
 
-    def _with_slots(self, sizes: Sizes, alive: int) -> Sizes:
-        """The smallest storage for so many live rows, and the next smaller one."""
-        slots = self._spec.compact_slots(sizes.slots, alive, self._shards)
-        smaller = self._spec.compact_slots(slots, -(-slots // 2), self._shards)
-        return sizes._replace(slots=slots, compact=smaller)
+    def _smaller(self, sizes: Sizes) -> Sizes:
+        """The storage after the last rows were gathered."""
+        after = self._spec.compact_slots(sizes.compact, self._shards)
+        return sizes._replace(slots=sizes.compact, compact=after)
+
+    def _compile_all(
+        self,
+        sizes: Sizes,
+        params: tuple[Any, ...],
+        prompts: Prompts,
+        queue: Queue,
+        key: jax.Array,
+        epsilon: Float[Array, ""],
+    ) -> None:
+        """Where there are several programs, compiles all at once by running them without any rows.
+
+        Otherwise a program would be compiled in the middle of training, at the first step at which
+        so few rows outlive the others.
+        """
+        known = sizes, prompts.tokens.shape
+        several = sizes.compact < sizes.slots or len(self._waves) > 1
+        if known in self._known or not several:
+            return
+        self._known.add(known)
+        nobody = queue.replace(num_rows=queue.num_rows * 0)
+        state = self._start(prompts, sizes=sizes)
+        while True:
+            for block_size in self._waves:
+                run = self._compiled(state, sizes, block_size)
+                state, _ = run(state, params, prompts, nobody, key, epsilon)
+            if sizes.compact == sizes.slots:
+                return
+            sizes = self._smaller(sizes)
+            state = compact(state, sizes.slots)
 
     def _best_block_size(self, report: Report) -> int:
         """By the corrections so far: the same on every host, and after a restart."""

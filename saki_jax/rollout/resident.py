@@ -142,13 +142,18 @@ def rows_over_devices(tree: Any) -> Any:
     return jax.tree.map(lay, tree)
 
 
+def results_of(state: Resident) -> Resident:
+    """The state without what has served its turn and may have any number of slots."""
+    return state.replace(caches=(), slots=None, stash=state.stash.replace(caches=()))
+
+
 def assemble(
     state: Resident, prompts: Prompts, epsilon: Array, rows: int, spec: RolloutSpec
 ) -> Rollout:
     """The `Rollout` of a finished state, without the rows that padded the batch.
 
     Args:
-      state: with all rows harvested.
+      state: with all rows harvested (`results_of`).
       prompts: as laid out for the loop.
       epsilon: the KL budget that was used.
       rows: B, the real rows.

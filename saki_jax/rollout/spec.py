@@ -30,8 +30,9 @@ class RolloutSpec:
       prefill_prompts: Q, prompts prefilled together. Each is prefilled once for all its samples.
       prefill_buckets: n: prompts are prefilled in P, P/2, .., P/2^(n-1) columns, whichever holds
         the longest of the Q, but not in fewer than 16. Each is one more forward to compile.
-      compact: when no row waits and few live, these are gathered into half as many slots, or a
-        quarter, and so on, but not into fewer than this; 0 = never. Each is one more program.
+      compact: when no row waits and few live, these are gathered into a quarter of the slots, then
+        a quarter of those, and so on, but not into fewer than this; 0 = never. Each is one more
+        program, compiled in the first rollout.
       waves_per_call: waves (student-only: decode steps) between two reports of progress.
       score_tokens: tokens of a pass when the teacher scores a student-only rollout afterwards.
       teacher_sample: also draw from T at corrections (method `teacher_sampled`).
@@ -136,15 +137,10 @@ class RolloutSpec:
             sorted((w for w in halves if w in (widest, max(w, _NARROWEST_PREFILL))), reverse=True)
         )
 
-    def compact_slots(self, slots: int, alive: int, shards: int = 1) -> int:
-        """The smallest of W, W/2, W/4, .. that holds the live rows and is allowed."""
-        least = max(self.compact, alive)
-        while self.compact:
-            half = _round_up(-(-slots // 2), shards)
-            if half == slots or half < least:
-                break
-            slots = half
-        return slots
+    def compact_slots(self, slots: int, shards: int = 1) -> int:
+        """W/4, into which the last rows of W slots are gathered; W where that is not allowed."""
+        fewer = _round_up(-(-slots // 4), shards)
+        return fewer if 0 < self.compact <= fewer < slots else slots
 
     def wave_costs(self) -> tuple[float, ...]:
         """The cost of a wave of each of `block_sizes`."""

@@ -59,7 +59,7 @@ class Scenario:
       seconds_each: a contender other than student and engine is stopped after so long, and judged
         by what it committed until then (in its favour: it has no tail of few rows).
       prefill_buckets: widths of the compiled prefills; each is one more forward to compile.
-      compact: fewest slots into which the last rows are gathered, 0 = never; each halving is one
+      compact: fewest slots into which the last rows are gathered, 0 = never; each gathering is one
         more program to compile.
     """
 

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from saki_jax.rollout import compact as gathering
+from saki_jax.rollout import loop as looping
 from saki_jax.rollout.advance import advance
 from saki_jax.rollout.keys import step_key
 from saki_jax.rollout.loop import Loop
@@ -65,8 +67,9 @@ def test_every_row_is_answered_once_whatever_the_slots(slots, refill, waves):
     assert int(r.counters.row_waves) == sum(-(-min(n, T) // 2) for n in lengths)
 
 
-def shapes_of_waves(lengths: list[int], corrected: bool = False, **changes):
-    """The rollout, and the (slots, block size) of each wave that was compiled, in order."""
+def watched_loop(corrected: bool = False, **changes):
+    """``rollout(lengths, step=1)``, a list to which (slots, block size) of each wave that is
+    compiled is added, and the loop."""
     compiled = []
 
     def wave(block_size, params, caches, slots, key, epsilon):
@@ -79,31 +82,65 @@ def shapes_of_waves(lengths: list[int], corrected: bool = False, **changes):
     waves = {size: functools.partial(wave, size) for size in (2, *spec.block_sizes)}
     fields = STUDENT_FIELDS | {"corrected": jnp.bool_}
     loop = Loop((lookup_model(V, 1),), waves[2], 2, spec, fields, None, waves)
-    ids = [n + 50 * i for i, n in enumerate(lengths)]
-    batch = prompts_of([[1]] * len(lengths), sequence_id=ids)
-    r = loop((jnp.zeros(((V + 1) * 2, V)),), batch, KEY, jnp.float32(0))
+
+    def rollout(lengths: list[int], step: int = 1):
+        ids = [n + 50 * i for i, n in enumerate(lengths)]
+        batch = prompts_of([[1]] * len(lengths), sequence_id=ids)
+        params = (jnp.zeros(((V + 1) * 2, V)),)
+        return loop(params, batch, step_key(0, step), jnp.float32(0))
+
+    return rollout, compiled, loop
+
+
+def shapes_of_waves(lengths: list[int], corrected: bool = False, **changes):
+    """The rollout, and the (slots, block size) of each wave that was compiled, in order."""
+    rollout, compiled, _ = watched_loop(corrected, **changes)
+    r = rollout(lengths)
     return r, list(dict.fromkeys(compiled))
 
 
-def test_the_last_rows_move_into_fewer_slots():
+def test_the_last_rows_move_into_fewer_slots(monkeypatch):
+    gathered = []
+
+    def watched(state, size):
+        gathered.append((int(state.slots.alive.sum()), size))
+        return gathering.compact(state, size)
+
+    monkeypatch.setattr(looping, "compact", watched)
     lengths = [16, 3, 5, 1, 12, 2, 9]
-    r, waves = shapes_of_waves(lengths, compact=2)
-    assert [slots for slots, _ in waves] == [7, 4, 2]
+    r, waves = shapes_of_waves(lengths, compact=1)
+    # First without rows, so that all is compiled; then as the rows end.
+    assert gathered == [(0, 2), (0, 1), (2, 2), (1, 1)]
+    assert [slots for slots, _ in waves] == [7, 2, 1]
+    gathered.clear()
     never, waves = shapes_of_waves(lengths)
     assert [slots for slots, _ in waves] == [7]
+    assert gathered == []
     assert_same(r, never)
     # While rows wait, their slots are needed.
     r, waves = shapes_of_waves(lengths, compact=1, slots=4, refill_rows=4)
-    assert [slots for slots, _ in waves] == [4, 2, 1]
+    assert gathered == [(0, 1), (1, 1)]
     assert_same(r, never, but=("counters",))
 
 
-@pytest.mark.parametrize(("corrected", "sizes"), [(False, [2, 8]), (True, [2, 1])])
-def test_the_block_size_follows_the_corrections(corrected, sizes):
+@pytest.mark.parametrize("options", [{"compact": 1}, {"block_sizes": (1, 4), "waves_per_call": 1}])
+def test_j09_nothing_is_compiled_after_the_first_batch(options):
+    """Whatever lengths come, also where the first batch never had few rows left."""
+    rollout, compiled, loop = watched_loop(corrected=True, **options)
+    helpers = gathering._take, gathering._live_first, loop._finish
+    rollout([7] * 8)
+    before = [len(compiled), *(f._cache_size() for f in helpers)]
+    for step, lengths in enumerate(([1, 16, 2, 2, 3, 5, 5, 9], [15] + [1] * 7)):
+        assert rollout(lengths, step + 2).length.tolist() == lengths
+    assert [len(compiled), *(f._cache_size() for f in helpers)] == before
+
+
+@pytest.mark.parametrize(("corrected", "size"), [(False, 8), (True, 1)])
+def test_the_block_size_follows_the_corrections(corrected, size):
     r, waves = shapes_of_waves([16, 3, 9], corrected, block_sizes=(1, 4, 8), waves_per_call=1)
-    assert [size for _, size in waves] == sizes
+    assert {size for _, size in waves} == {1, 2, 4, 8}  # all compiled at once
     assert r.length.tolist() == [16, 3, 9]
-    assert int(r.counters.student_forwards) == 2 + sizes[1] * (int(r.counters.waves) - 1)
+    assert int(r.counters.student_forwards) == 2 + size * (int(r.counters.waves) - 1)
 
 
 def test_slots_are_refilled_as_rows_finish():

@@ -75,22 +75,20 @@ def test_prompts_are_prefilled_in_a_few_widths(prompt_length, buckets, widths):
 
 
 @pytest.mark.parametrize(
-    ("compact", "slots", "alive", "shards", "expected"),
+    ("compact", "slots", "shards", "expected"),
     [
-        (0, 64, 1, 1, 64),
-        (8, 64, 5, 1, 8),
-        (8, 64, 17, 1, 32),
-        (8, 57, 29, 1, 29),
-        (8, 57, 9, 1, 15),
-        (1, 64, 1, 8, 8),
-        (1, 24, 3, 8, 8),
-        (4, 64, 33, 1, 64),
+        (0, 64, 1, 64),
+        (8, 64, 1, 16),
+        (8, 57, 1, 15),
+        (8, 28, 1, 28),
+        (1, 2, 1, 1),
+        (1, 1, 1, 1),
+        (1, 24, 8, 8),
+        (1, 8, 8, 8),
     ],
 )
-def test_live_rows_are_gathered_into_the_fewest_slots_allowed(
-    compact, slots, alive, shards, expected
-):
-    assert spec(compact=compact).compact_slots(slots, alive, shards) == expected
+def test_the_last_rows_are_gathered_into_a_quarter_of_the_slots(compact, slots, shards, expected):
+    assert spec(compact=compact).compact_slots(slots, shards) == expected
 
 
 def test_block_sizes_and_their_costs_are_checked():
