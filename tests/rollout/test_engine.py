@@ -27,6 +27,7 @@ def scripted_engine(response_length: int, block_size: int, teacher_sample: bool 
         pad_id=PAD,
         block_size=block_size,
         teacher_sample=teacher_sample,
+        compact=0,
     )
     return make_guided(model, model, spec)
 

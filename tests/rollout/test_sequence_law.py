@@ -50,7 +50,7 @@ def law(epsilon: float) -> dict[tuple[int, ...], float]:
 @cache
 def engine(make=make_guided, **changes):
     model = lookup_model(V, ORDER)
-    plain = {"response_length": T, "end_ids": (END,), "pad_id": END, "block_size": 2}
+    plain = {"response_length": T, "end_ids": (END,), "pad_id": END, "block_size": 2, "compact": 0}
     return make(model, model, RolloutSpec(**plain | changes))
 
 

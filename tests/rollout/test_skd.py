@@ -29,7 +29,7 @@ TOP_K = 3
 @cache
 def skd(top_k=TOP_K, **changes):
     model = lookup_model(V, ORDER)
-    return make_skd(model, model, spec(**changes), top_k=top_k)
+    return make_skd(model, model, spec(compact=0, **changes), top_k=top_k)
 
 
 def softmax(logits) -> np.ndarray:

@@ -29,6 +29,7 @@ def three_steps(data, fsdp, tensor):
     config = quickstart()
     config.mesh.data, config.mesh.fsdp, config.mesh.tensor = data, fsdp, tensor
     config.eval.source = "file"
+    config.rollout.compact = 0  # each number of slots is one more program, here for eight devices
     validate(config)
     session = setup.build(config)
     found = []
