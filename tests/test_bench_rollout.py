@@ -84,6 +84,20 @@ def test_lengths_are_imposed_on_student_and_engine_alike():
     assert (np.asarray(rollout.length) != lengths).any()
 
 
+def test_options_behind_a_name_change_the_rollout_asked_for(monkeypatch):
+    asked = []
+    monkeypatch.setattr(contenders, "make_guided", lambda s, t, spec: asked.append(spec))
+    monkeypatch.setattr(contenders, "make_generate", lambda s, spec: asked.append(spec))
+    scenario, models = PRESETS["tiny"], scenarios.Pair(None, None, None, None)
+    for name in ("engine_k4", "engine_k4_compact", "engine_k4_t99", "student_only_compact_t40"):
+        contenders.build(name, models, lambda size: scenario.spec(2, size))
+    assert [spec.compact for spec in asked] == [8, 1, 8, 1]
+    assert [spec.response_length for spec in asked] == [24, 24, 99, 40]
+    assert [spec.block_size for spec in asked[:3]] == [4, 4, 4]
+    assert scenarios.without_teacher("student_only_compact_t40")
+    assert not scenarios.without_teacher("engine_k4_t99")
+
+
 def test_an_unknown_contender_is_refused():
     with pytest.raises(ValueError, match="no contender is called 'engine'"):
         contenders.build("engine", None, None)

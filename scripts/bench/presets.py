@@ -23,7 +23,7 @@ PRESETS = {
         response_length=24,
         median_length=10,
         spread=0.6,
-        contenders=(STUDENT_ONLY, "engine_k8", "engine_k8_compact_t40", EXTERNAL, TOKEN_WISE),
+        contenders=(STUDENT_ONLY, "engine_k8", EXTERNAL, TOKEN_WISE),
         repeats=2,
         correction_rate=0.1,
     ),

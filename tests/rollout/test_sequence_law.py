@@ -69,8 +69,14 @@ def test_the_law_has_every_response_once():
 
 @pytest.mark.parametrize(
     "spec",
-    [{}, {"block_size": 4, "solver": "bisect", "slots": 60_000, "refill_rows": 10_000}],
-    ids=["plain", "other-schedule-and-solver"],
+    [
+        pytest.param({}, id="plain"),
+        pytest.param(
+            {"block_size": 4, "solver": "bisect", "slots": 60_000, "refill_rows": 10_000},
+            id="other-schedule-and-solver",
+            marks=pytest.mark.slow,
+        ),
+    ],
 )
 def test_the_responses_follow_the_bridge(spec):
     result = answers(engine(**spec))
