@@ -29,7 +29,7 @@ def compact(state: Resident, size: int) -> Resident:
 
 
 def _laid_out_as(new: Array, old: Array) -> Array:
-    """The compiler alone might put all rows on every device."""
+    """Laid out as before; the compiler alone might put all rows on every device."""
     return new if new.sharding == old.sharding else jax.device_put(new, old.sharding)
 
 

@@ -78,7 +78,7 @@ class Loop:
             functools.partial(allocate, models, spec, fields), static_argnames="sizes"
         )
         self._programs: dict[tuple[Sizes, int], Callable] = {}
-        self._known: set[tuple[Sizes, tuple[int, ...]]] = set()
+        self._known: set[tuple[Sizes, tuple[int, ...]]] = set()  # what `_compile_all` has done
         self._finish = jax.jit(functools.partial(assemble, spec=spec), static_argnames="rows")
 
     def __call__(

@@ -14,6 +14,7 @@ from saki_jax.command import (
 )
 from saki_jax.data.batches import EPOCH_ENDS
 from saki_jax.data.template import TEMPLATES
+from saki_jax.evals.config import COMPUTE_DTYPES
 from saki_jax.evals.grader import GRADERS
 from saki_jax.rollout.spec import SOLVERS
 from saki_jax.train.baselines import METHODS, REWARDS
@@ -23,7 +24,6 @@ from saki_jax.train.schedule import check_schedule
 
 SOURCES = ("addition", "file")
 ADVANTAGE_LOGP = ("current", "rollout")
-COMPUTE_DTYPES = ("auto", "float32", "bfloat16")
 
 
 def validate(config: ConfigDict) -> None:
